@@ -1,0 +1,1 @@
+"""Writing models and adapters that the rest of the ecosystem reads."""

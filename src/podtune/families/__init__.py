@@ -1,0 +1,1 @@
+"""Model families: how each one names and shapes its tensors, and their loading and saving."""

@@ -1,0 +1,1 @@
+"""Fetching models and streaming their tensors and tokenizers. numpy only."""

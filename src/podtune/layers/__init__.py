@@ -1,0 +1,1 @@
+"""The parts networks are made of: norms, positions, attention, feed-forward."""

@@ -1,0 +1,1 @@
+"""Whole networks as pure functions over typed trees of weights."""

@@ -1,0 +1,1 @@
+"""Using a trained model: generation with a cache of keys and values."""

@@ -1,0 +1,1 @@
+"""The training loop, its step, optimizers, checkpoints, recovery and metrics."""

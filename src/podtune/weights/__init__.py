@@ -1,0 +1,1 @@
+"""Descriptions of weights, the kinds of leaf a weight may be, and adapters."""
