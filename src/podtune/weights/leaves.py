@@ -1,0 +1,120 @@
+"""The kinds of leaf a weight may be, and the few operations in which weights meet activations.
+
+Models call `linear`, `lookup` and `as_array` and never look at a leaf: a method (LoRA, later quantisation) swaps leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from podtune.weights.tree import static, weight_dataclass
+
+Leaf = TypeVar("Leaf")
+
+
+@weight_dataclass
+class LoRA(Generic[Leaf]):
+    """A frozen weight and a low-rank update to it: base + scale * a b (Hu et al. 2021, eq. 3).
+
+    base: (in…, out…); a: (in…, rank); b: (rank, out…), each with a leading `layers` when stacked.
+    dropout_key: set for one training step by `adapters.with_dropout`; drops inputs of the update only, as PEFT does.
+    """
+
+    base: Leaf
+    a: Leaf
+    b: Leaf
+    scale: float = static()
+    dropout: float = static(default=0.0)
+    dropout_key: Any = None
+
+
+Weight = Array | LoRA[Array]
+
+
+def is_weight(leaf: Any) -> bool:
+    """True at the nodes that are one weight to a model, whatever arrays they hold."""
+    return isinstance(leaf, LoRA)
+
+
+def linear(x: Float[Array, "..."], weight: Weight, *, inputs: int = 1) -> Float[Array, "..."]:
+    """x (…, in…) times weight (in…, out…), contracting `inputs` dimensions; in x's dtype. The one place for this."""
+    if not isinstance(weight, LoRA):
+        return _contract(x, weight.astype(x.dtype), inputs)
+    dropping = weight.dropout > 0 and weight.dropout_key is not None
+    if x.dtype == jnp.float32 and not dropping:
+        return _merged_linear(inputs, weight.scale, x, weight.base.astype(x.dtype), weight.a, weight.b)
+    # In bfloat16 the sum of base and update would round the update away, so the two products are added instead.
+    update_input = _drop(x, weight.dropout, weight.dropout_key) if dropping else x
+    update = _contract(_contract(update_input, weight.a.astype(x.dtype), inputs), weight.b.astype(x.dtype), 1)
+    return _contract(x, weight.base.astype(x.dtype), inputs) + weight.scale * update
+
+
+def lookup(weight: Weight, ids: Int[Array, "*batch"], *, dtype: Any) -> Float[Array, "*batch embed"]:
+    """The rows of an embedding (vocab, embed) that the ids name."""
+    if not isinstance(weight, LoRA):
+        return weight[ids].astype(dtype)
+    update = weight.scale * (weight.a[ids] @ weight.b)
+    return (weight.base[ids] + update).astype(dtype)
+
+
+def as_array(weight: Weight) -> Array:
+    """The weight as one array, its update added in float32, in the dtype of the base."""
+    if not isinstance(weight, LoRA):
+        return weight
+    stacked = weight.b.ndim + weight.a.ndim - 2 != weight.base.ndim
+    product = jax.vmap(lambda a, b: _contract(a, b, 1)) if stacked else (lambda a, b: _contract(a, b, 1))
+    update = weight.scale * product(weight.a.astype(jnp.float32), weight.b.astype(jnp.float32))
+    return (weight.base.astype(jnp.float32) + update).astype(weight.base.dtype)
+
+
+def _contract(x: Array, weight: Array, inputs: int) -> Array:
+    dimensions = (tuple(range(x.ndim - inputs, x.ndim)), tuple(range(inputs)))
+    return lax.dot_general(x, weight, (dimensions, ((), ())))
+
+
+def _drop(x: Array, rate: float, key: PRNGKeyArray) -> Array:
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
+
+
+def _merged(scale: float, base: Array, a: Array, b: Array) -> Array:
+    return base + scale * _contract(a, b, 1)
+
+
+def _merged_linear_forward(inputs: int, scale: float, x: Array, base: Array, a: Array, b: Array) -> tuple[Array, Any]:
+    return _contract(x, _merged(scale, base, a, b), inputs), (x, base, a, b)
+
+
+def _merged_linear_backward(inputs: int, scale: float, kept: Any, gradient: Array) -> tuple[Array, ...]:
+    x, base, a, b = kept
+    rows = tuple(range(x.ndim - inputs))
+    outputs = tuple(range(len(rows), gradient.ndim))
+    weight = _merged(scale, base, a, b)
+    of_x = lax.dot_general(gradient, weight, ((outputs, tuple(range(inputs, weight.ndim))), ((), ())))
+    # The update's gradients through the rank: (rows, rank) products, never the (in, out) gradient of the whole weight.
+    at_rank = scale * lax.dot_general(gradient, b, ((outputs, tuple(range(1, b.ndim))), ((), ())))
+    of_a = lax.dot_general(x, at_rank, ((rows, rows), ((), ())))
+    of_b = lax.dot_general(scale * _contract(x, a, inputs), gradient, ((rows, rows), ((), ())))
+    # Not computed when the base is frozen: nothing uses it then, and XLA drops it.
+    of_base = lax.dot_general(x, gradient, ((rows, rows), ((), ())))
+    return of_x, of_base, of_a, of_b
+
+
+def _merged_linear_primal(inputs: int, scale: float, x: Array, base: Array, a: Array, b: Array) -> Array:
+    return _contract(x, _merged(scale, base, a, b), inputs)
+
+
+# float32: one matmul by (base + update) in each direction costs less than skinny products beside every wide one.
+_merged_linear = jax.custom_vjp(_merged_linear_primal, nondiff_argnums=(0, 1))
+_merged_linear.defvjp(_merged_linear_forward, _merged_linear_backward)
+
+
+def parameter_count(weights: Any) -> int:
+    """How many numbers a tree of arrays or Params holds."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights, is_leaf=lambda leaf: hasattr(leaf, "shape")))
