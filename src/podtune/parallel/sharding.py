@@ -25,8 +25,9 @@ _said: set[tuple[str, int, int]] = set()
 
 
 def partition(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec:
-    """The partition of an array with these logical axes. A dimension that does not divide is kept whole, and that is said.
+    """The partition of an array with these logical axes.
 
+    A dimension that does not divide is kept whole, and that is said.
     Two logical axes of one array may ask for the same mesh axis; the first gets it.
     """
     used: set[str] = set()

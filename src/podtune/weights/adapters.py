@@ -59,7 +59,8 @@ def target_names(description: Any, settings: LoRASettings, *, aliases: Mapping[s
         if not matched:
             known = sorted({*able, *(aliases[name] for name in able if name in aliases)})
             raise UserError(
-                f"method.lora.targets: {pattern!r} matches no weight of this model. Its weights are: {', '.join(known)}."
+                f"method.lora.targets: {pattern!r} matches no weight of this model. "
+                f"Its weights are: {', '.join(known)}."
             )
         chosen.update(matched)
     return [name for name in able if name in chosen]

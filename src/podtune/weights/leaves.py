@@ -1,6 +1,7 @@
 """The kinds of leaf a weight may be, and the few operations in which weights meet activations.
 
-Models call `linear`, `lookup` and `as_array` and never look at a leaf: a method (LoRA, later quantisation) swaps leaves.
+Models call `linear`, `lookup` and `as_array` and never look at a leaf: a method (LoRA, later quantisation) swaps
+leaves.
 """
 
 from __future__ import annotations

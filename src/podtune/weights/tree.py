@@ -1,4 +1,4 @@
-"""Typed trees of weights: frozen dataclasses that jax walks, and the names of what is in them. Used by every layer above."""
+"""Typed trees of weights: frozen dataclasses that jax walks, and the names of what is in them."""
 
 from __future__ import annotations
 
