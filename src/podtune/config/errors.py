@@ -1,25 +1,26 @@
-"""The errors a user sees. The command line prints the message alone and exits with `exit_status`; every layer raises these."""
+"""The errors a user sees. Everything in podtune raises these; the command line prints the message and exits with the
+status, without a traceback."""
 
 
 class PodtuneError(Exception):
-    """A fault that is told to the user in words, without a traceback."""
+    """A failure that its message fully explains. Raise one of the kinds below."""
 
-    exit_status: int = 1
+    exit_status: int = 3
 
 
 class UserError(PodtuneError):
-    """The user's input is at fault: configuration, data or files. Says what was found, the rule and a way out."""
+    """Something the user gave is wrong: the configuration, the data, a file, an argument. Status 2."""
 
     exit_status = 2
 
 
-class RunFailure(PodtuneError):  # noqa: N818 - it names what happened, and the contract's other layers raise it by this name
-    """The run failed while running, though its input was sound."""
+class RunFailure(PodtuneError):
+    """The input was right and the work failed while it ran. Status 3."""
 
     exit_status = 3
 
 
-class Interrupted(PodtuneError):  # noqa: N818
-    """The user stopped the run (Ctrl-C); what was done so far is saved."""
+class Interrupted(PodtuneError):
+    """Stopped on request (Ctrl-C, a signal) after what there was to save had been saved. Status 130."""
 
     exit_status = 130

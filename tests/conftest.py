@@ -1,0 +1,60 @@
+"""What every test stands on: 8 CPU devices, no network for the hub, shape checks, and genuine inputs."""
+
+import os
+import sys
+from pathlib import Path
+
+# Before anything imports jax.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("podtune", "beartype.beartype")
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL_INPUTS_HAD: list[str] = []
+REAL_INPUTS_MISSED: list[str] = []
+
+
+def real_input(name: str) -> Path:
+    """The genuine file of that name (see tools/real_inputs.py). Skips the test, saying why, when it cannot be had."""
+    tools = str(ROOT / "tools")
+    if tools not in sys.path:
+        sys.path.insert(0, tools)
+    try:
+        import real_inputs
+
+        path = Path(real_inputs.fetch(name))
+    except Exception as error:
+        REAL_INPUTS_MISSED.append(f"{name}: {error}")
+        pytest.skip(f"genuine input {name!r} cannot be had: {error}")
+    REAL_INPUTS_HAD.append(name)
+    return path
+
+
+@pytest.fixture(name="real_input", scope="session")
+def real_input_fixture():
+    """`real_input` as a fixture."""
+    return real_input
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folders(tmp_path_factory, monkeypatch):
+    """Caches of podtune and of the hub lie in a folder of the test session, and no token of the user's is seen."""
+    folder = tmp_path_factory.getbasetemp() / "home"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("PODTUNE_CACHE", str(folder / "podtune"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI, at least one genuine input must have been had where any was asked for."""
+    if os.environ.get("CI") == "true" and REAL_INPUTS_MISSED and not REAL_INPUTS_HAD:
+        print("\nNo genuine input could be had, and CI must have at least one:", *REAL_INPUTS_MISSED, sep="\n  ")
+        session.exitstatus = 1
