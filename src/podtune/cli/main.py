@@ -1,0 +1,136 @@
+"""The `podtune` command: a table of commands, and what becomes of their errors.
+
+A command's module is imported only when that command is called, and imports nothing heavy itself before it runs (config,
+numpy, jax): so every --help answers at once.
+"""
+
+import errno
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import typer
+
+from podtune import __version__
+from podtune.config.errors import PodtuneError
+
+
+OUTSIDE_FAULTS = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EMFILE}
+"""What the operating system refuses for reasons that a traceback does not help with."""
+
+
+class Command(NamedTuple):
+    """One row of the table."""
+
+    place: str
+    """module:function"""
+    help: str
+    """One line, for the list of commands."""
+
+
+COMMANDS: dict[str, Command] = {
+    "check": Command("podtune.cli.check:check", "Check a run file and its data; say everything that is wrong."),
+    "inspect": Command("podtune.cli.inspect:inspect", "Show rows as tokens, coloured by what is trained."),
+    "prepare": Command("podtune.cli.prepare:prepare", "Tokenise and pack the data into TFRecord files."),
+    "run": Command("podtune.cli.run:run", "Prepare, train, evaluate and export: the whole job."),
+    "train": Command("podtune.cli.train:train", "Train only."),
+    "eval": Command("podtune.cli.eval:evaluate", "Evaluate a finished run."),
+    "export": Command("podtune.cli.export:export", "Export a finished run again."),
+    "chat": Command("podtune.cli.chat:chat", "Talk to a model or to a finished run."),
+    "schema": Command("podtune.cli.schema:schema", "Print the JSON Schema of a run file, for editors."),
+    "doctor": Command("podtune.cli.doctor:doctor", "Say which devices, versions and credentials are found."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command and exits: 0, 2 for a fault in what was given, 3 for a failure, 130 when interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = next((argument for argument in given if not argument.startswith("-")), None)
+    app = build_app(command)
+    app(args=given, prog_name="podtune")
+    sys.exit(0)
+
+
+def build_app(called: str | None) -> typer.Typer:
+    """The command line, with the called command as it is and the others by name and summary alone."""
+    app = typer.Typer(
+        help="Fine-tunes a model from four lines of YAML. Start with: podtune run FILE",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def options(  # pyright: ignore[reportUnusedFunction]
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=say_version)
+        ] = False,
+    ) -> None:
+        pass
+
+    for name, command in COMMANDS.items():
+        function = with_exit_statuses(load(command.place)) if name == called else summary
+        app.command(name, short_help=command.help, help=None if name == called else command.help)(function)
+    return app
+
+
+def say_version(wanted: bool) -> None:
+    """Prints the version and leaves, if it is wanted."""
+    if wanted:
+        typer.echo(f"podtune {__version__}")
+        raise typer.Exit
+
+
+def summary() -> None:
+    """Stands in for a command that is not called."""
+
+
+def load(place: str) -> Callable[..., Any]:
+    """The function at module:function."""
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, its errors turned into one message on stderr and an exit status."""
+
+    @functools.wraps(command)
+    def run(*positional: Any, **named: Any) -> None:
+        try:
+            command(*positional, **named)
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except PodtuneError as error:
+            fail(str(error), error.exit_status)
+        except KeyboardInterrupt:
+            fail("interrupted", 130)
+        except BrokenPipeError:  # `podtune schema | head`: the reader has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        except OSError as error:
+            if error.errno not in OUTSIDE_FAULTS:
+                traceback.print_exc()
+            fail(f"{error.strerror or error}: {error.filename or 'no file named'}", 3)
+        except Exception as error:
+            traceback.print_exc()
+            fail(f"unexpected {type(error).__name__}: {error} (a fault of podtune: please report it with the above)", 3)
+
+    return run
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Prints the message and exits."""
+    sys.stdout.flush()
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
