@@ -1,0 +1,172 @@
+"""The output folder: whose it is, what is in it, and how far its run has come. Used by every stage and by train, eval,
+export and chat, which take the folder in place of asking anything again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podtune.config.errors import RunFailure, UserError
+from podtune.config.loading import dump_run, load_run
+from podtune.config.schema import Run
+from podtune.export.folders import write_json, write_text
+
+STATES = ("started", "trained", "evaluated", "exported", "finished")
+"""How far a run has come, in order."""
+
+# What may change between two starts of one run: none of it alters what is trained on, or how.
+_FREE = {"output", "eval", "export"}
+_FREE_IN_TRAIN = {"checkpoint_every", "log_every"}
+
+
+@dataclass
+class OutputFolder:
+    """One run's folder. `record` is run.json."""
+
+    path: Path
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def state(self) -> str | None:
+        return self.record.get("state")
+
+    def has_reached(self, state: str) -> bool:
+        return self.state in STATES and STATES.index(self.state) >= STATES.index(state)
+
+    def update(self, **facts: Any) -> None:
+        """Adds to run.json."""
+        self.record.update(facts)
+        write_json(self.path / "run.json", self.record)
+
+    def reach(self, state: str, **facts: Any) -> None:
+        """Says in run.json how far the run is; never back."""
+        self.update(**facts, **({} if self.has_reached(state) else {"state": state}))
+
+    def load_run(self) -> Run:
+        """The run as it was resolved."""
+        return load_run(self.path / "run.yaml")
+
+
+def is_output_folder(path: Path) -> bool:
+    return (path / "run.json").is_file() and (path / "run.yaml").is_file()
+
+
+def open_output(path: Path) -> OutputFolder:
+    """A folder that a run has written. Raises UserError when it is something else."""
+    if not path.exists():
+        raise UserError(f"{path}: there is no such folder. Give the output folder of a run.")
+    if not is_output_folder(path):
+        raise UserError(f"{path} is not the output folder of a run: it has no run.json and run.yaml.")
+    return OutputFolder(path, _read_record(path))
+
+
+def check_usable(run: Run) -> None:
+    """Refuses, before anything is done, an output folder that holds something else, another run, or cannot be written."""
+    path = Path(run.output.path)
+    if "://" in run.output.path:
+        return
+    if path.exists() and not path.is_dir():
+        raise UserError(f"output: {path} is a file. Name a folder that does not exist yet, or an empty one.")
+    if is_output_folder(path):
+        _refuse_another_run(path, run)
+    elif path.is_dir() and any(one for one in path.iterdir() if not one.name.startswith(".")):
+        found = ", ".join(sorted(one.name for one in path.iterdir())[:3])
+        raise UserError(
+            f"output: {path} already holds something else ({found}, …), which podtune does not touch. "
+            "Name a folder that does not exist yet, or an empty one."
+        )
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"output: {existing} is not writable for this user. Name another folder.")
+
+
+@contextmanager
+def claimed(run: Run) -> Iterator[OutputFolder]:
+    """The run's folder, made if it is not there, and kept from every other process until the block ends."""
+    check_usable(run)
+    path = Path(run.output.path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("a")
+    except OSError as error:
+        raise UserError(f"output: {path} cannot be made ({error.strerror}). Name another folder.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"output: another podtune is running in {path}. Wait for it to end, or name another folder."
+            ) from error
+        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) else {})
+        write_text(path / "run.yaml", dump_run(run))
+        if folder.state is None:
+            folder.update(state="started")
+        yield folder
+
+
+def differences(before: Run, now: Run) -> list[str]:
+    """The settings that make these two different runs, as `key: before -> now`."""
+    return [
+        f"{key}: {old!r} -> {new!r}"
+        for key, old, new in _compare(before.model_dump(mode="json"), now.model_dump(mode="json"))
+        if not _is_free(key)
+    ]
+
+
+def _is_free(key: str) -> bool:
+    first, *rest = key.split(".")
+    return first in _FREE or (first == "train" and bool(rest) and rest[0] in _FREE_IN_TRAIN)
+
+
+def _compare(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from _compare(before.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif before != now:
+        yield key, before, now
+
+
+def _refuse_another_run(path: Path, run: Run) -> None:
+    changed = differences(load_run(path / "run.yaml"), run)
+    if changed:
+        raise UserError(
+            f"output: {path} holds a run with other settings, which would not be resumed but mixed up with this one:\n  "
+            + "\n  ".join(changed)
+            + "\nName another folder, or remove that one."
+        )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise RunFailure(f"{path / 'run.json'}: cannot be read ({error}).") from error
+    if not isinstance(record, dict):
+        raise RunFailure(f"{path / 'run.json'}: not a record of a run.")
+    return record
