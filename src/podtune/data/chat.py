@@ -1,0 +1,319 @@
+"""From rows to examples: the ids that the model will see, and which of them bear loss. `encode_rows` is what prepare
+calls in its workers; `inspect` and tests call `encode_row`.
+
+Ids of a chat are those of tokenizer.apply_chat_template, always. What is trained in it: see docs/data.md, "What is
+trained". A plain prompt and its completion are tokenised as one text, with the special tokens that the tokenizer adds
+by itself, and end with the end-of-text token, which is trained; so is a document, of which everything is trained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jaxtyping import Bool
+
+from podtune.config.rows import TrainOn
+from podtune.data.masks import Offsets, mask_spans
+from podtune.data.rows import Completion, Conversation, Example, Refused, RefusedKind, Row, Text, Tokens
+from podtune.data.templates import ChatTemplate, TemplateRefusal, template_messages
+from podtune.data.turns import CONTENT, FIRST_TOOL_NAME, REASONING, LostTurn, Span, Turns, TurnFinder
+from podtune.hub.tokenizer import Tokenizer
+
+NOTES = {
+    "control_tokens": "hold the text of a control token in a message, which the tokenizer reads as the token itself",
+    "no_turn_end": "have a trained turn that no token ends, so the model does not learn to stop there",
+    "content_left_out": "have text beside tool calls that the chat template leaves out",
+    "reasoning_left_out": "have reasoning in earlier turns that the chat template leaves out",
+    "border": "have a token that holds both the end of the prompt and the start of the completion; it is trained",
+    "no_end_of_text": "end without an end-of-text token, for the tokenizer has none",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is asked in a row, and what the row answers. messages: up to there; empty when not a chat."""
+
+    ids: list[int]
+    text: str
+    expected: str
+    messages: list[dict[str, Any]]
+
+
+def encode_row(row: Row, tokenizer: Tokenizer, train_on: TrainOn = "assistant") -> Example | Refused:
+    """One row as tokens, with those that bear loss; Refused says why a row cannot be trained on."""
+    return encode_rows([row], tokenizer, train_on)[0]
+
+
+def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer, train_on: TrainOn = "assistant") -> list[Example | Refused]:
+    """Rows as tokens, in order. Much faster than one by one."""
+    encoder = _encoder(tokenizer)
+    drafts: list[_Draft | Example | Refused | None] = [None] * len(rows)
+    chats: list[tuple[int, Conversation]] = []
+    for index, row in enumerate(rows):
+        if isinstance(row.value, Conversation):
+            chats.append((index, row.value))
+        else:
+            drafts[index] = encoder.draft_plain(row)
+    if chats and encoder.template.source is None:
+        for index, _ in chats:
+            drafts[index] = _refuse(rows[index], "template", _NO_TEMPLATE)
+    elif chats:
+        texts = encoder.template.render_all([conversation for _, conversation in chats])
+        for (index, conversation), text in zip(chats, texts, strict=True):
+            drafts[index] = encoder.draft_chat(rows[index], conversation, text, train_on)
+    return encoder.finish(rows, drafts)
+
+
+_NO_TEMPLATE = (
+    "the tokenizer has no chat template, so a chat has no text. Give one (model: {source: ..., chat_template: FILE}) "
+    "or use prompt/completion rows"
+)
+
+
+def prompt_of(row: Row, tokenizer: Tokenizer) -> Prompt | None:
+    """The prompt of a row and its last answer, as at inference; None when there is nothing to ask or to answer."""
+    encoder = _encoder(tokenizer)
+    value = row.value
+    if isinstance(value, Completion) and value.prompt and value.completion.strip():
+        ids = encoder.inner(value.prompt, add_special_tokens=True)["input_ids"]
+        ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_id else ids
+        return Prompt(ids, value.prompt, value.completion, [])
+    if not isinstance(value, Conversation) or encoder.template.source is None:
+        return None
+    spoken = [i for i, m in enumerate(value.messages) if i and m.role == "assistant" and (m.content or "").strip()]
+    if not spoken:
+        return None
+    messages = template_messages(value)[: spoken[-1]]
+    try:
+        text = encoder.template.render(messages, value.tools, prompt=True)
+    except TemplateRefusal:
+        return None
+    ids = encoder.inner(text, add_special_tokens=False)["input_ids"]
+    return Prompt(ids, text, value.messages[spoken[-1]].content or "", messages)
+
+
+def trained_messages(conversation: Conversation, train_on: TrainOn) -> list[int]:
+    """The messages whose turns are trained, `all` apart: by train_on, then by each message's own `train`."""
+    messages = conversation.messages
+    spoken = [i for i, m in enumerate(messages) if m.role == "assistant" and i >= conversation.prompt_messages]
+    if train_on == "last":
+        spoken = spoken[-1:]
+    elif train_on == "completion" and spoken and not conversation.prompt_messages:
+        asked = max((i for i in range(spoken[-1]) if messages[i].role == "user"), default=-1)
+        spoken = [i for i in spoken if i > asked]
+    chosen = {i for i in spoken if messages[i].train is not False} | {i for i, m in enumerate(messages) if m.train}
+    return sorted(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A text to tokenise. trained: spans of characters that bear loss (None: all); but: spans that do not."""
+
+    text: str
+    chat: bool
+    trained: Sequence[Span] | None
+    but: Sequence[Span] = ()
+    notes: tuple[str, ...] = ()
+    border: int = -1
+
+
+_ENCODERS: WeakKeyDictionary[Any, "_Encoder"] = WeakKeyDictionary()
+
+
+def _encoder(tokenizer: Tokenizer) -> "_Encoder":
+    """The encoder of this tokenizer, made anew when its template was changed."""
+    encoder = _ENCODERS.get(tokenizer.inner)
+    if encoder is None or encoder.template.source is not tokenizer.inner.chat_template:
+        encoder = _ENCODERS[tokenizer.inner] = _Encoder(tokenizer)
+    return encoder
+
+
+class _Encoder:
+    """What a tokenizer and its template need only once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.inner: Any = tokenizer.inner
+        self.eos_id = tokenizer.eos_id
+        self.template = ChatTemplate(tokenizer)
+        self.finder = TurnFinder(self.template)
+        self.vocabulary = len(self.inner)
+
+    def draft_chat(
+        self, row: Row, conversation: Conversation, text: str | TemplateRefusal, train_on: TrainOn
+    ) -> _Draft | Refused:
+        if isinstance(text, TemplateRefusal):
+            return _refuse(row, "template", f"the chat template refuses this conversation: {text}")
+        chosen = trained_messages(conversation, train_on)
+        if train_on != "all" and not chosen:
+            return _refuse(row, "nothing_to_train", _why_nothing(conversation, train_on))
+        try:
+            turns = self.finder.find(conversation, text)
+        except LostTurn as lost:
+            return _refuse(row, "not_rendered", f"cannot tell which text is whose: {lost}")
+        notes, refusal = self._look(row, conversation, turns)
+        if refusal:
+            return refusal
+        if train_on == "all":
+            but = [span for i, turn in turns.turns.items() if conversation.messages[i].train is False for span in turn.spans]
+            return _Draft(text, True, None, but, notes)
+        said = [i for i in chosen if i in turns.turns]
+        if all(_says_nothing(conversation, i) for i in said):
+            return _refuse(row, "nothing_to_train", "what would be trained is empty")
+        if not all(turns.turns[i].ended for i in said):
+            notes = (*notes, "no_turn_end")
+        return _Draft(text, True, [span for i in said for span in turns.turns[i].spans], (), notes)
+
+    def _look(self, row: Row, conversation: Conversation, turns: Turns) -> tuple[tuple[str, ...], Refused | None]:
+        """Notes on a conversation, and its refusal when the template loses what it should say."""
+        notes: list[str] = []
+        for index, part in turns.left_out:
+            message = conversation.messages[index]
+            if part == REASONING:
+                if "reasoning_left_out" not in notes:
+                    notes.append("reasoning_left_out")
+            elif part == CONTENT and (not (message.content or "").strip() or message.tool_calls):
+                if (message.content or "").strip() and "content_left_out" not in notes:
+                    notes.append("content_left_out")
+            else:
+                what = "the tool calls" if part >= FIRST_TOOL_NAME else "the content"
+                return (), _refuse(
+                    row, "not_rendered", f"the chat template leaves out {what} of message {index + 1} ({message.role}). "
+                    "Use a template that renders it, or take it out of the data",
+                )  # fmt: skip
+        if any(self._has_control_token(m.content) or self._has_control_token(m.reasoning) for m in conversation.messages):
+            notes.append("control_tokens")
+        return tuple(notes), None
+
+    def _has_control_token(self, text: str | None) -> bool:
+        return bool(text) and self.template.control_tokens.search(text) is not None
+
+    def draft_plain(self, row: Row) -> _Draft | Example | Refused:
+        value = row.value
+        if isinstance(value, Tokens):
+            return self._take_tokens(row, value)
+        if isinstance(value, Completion):
+            text = value.prompt + value.completion
+            if not value.completion.strip():
+                return _refuse(row, "nothing_to_train", "the completion is empty")
+            spans, border = [(len(value.prompt), len(text))], len(value.prompt)
+        else:
+            text = cast(Text, value).text
+            if not text.strip():
+                return _refuse(row, "nothing_to_train", "the text is empty")
+            spans, border = None, -1
+        notes = ("control_tokens",) if self._has_control_token(text) else ()
+        return _Draft(text, False, spans, (), notes, border)
+
+    def _take_tokens(self, row: Row, value: Tokens) -> Example | Refused:
+        ids = np.array(value.ids, np.int64)
+        if not len(ids):
+            return _refuse(row, "nothing_to_train", "it has no tokens")
+        if ids.min() < 0 or ids.max() >= self.vocabulary:
+            wrong = int(ids[(ids < 0) | (ids >= self.vocabulary)][0])
+            return _refuse(
+                row, "invalid", f"token id {wrong} is not one of this tokenizer's {self.vocabulary}; "
+                "the file was made with another tokenizer",
+            )  # fmt: skip
+        if value.mask is not None and len(value.mask) != len(ids):
+            return _refuse(row, "invalid", f"it has {len(ids)} tokens and a mask of {len(value.mask)}")
+        trained = np.ones(len(ids), np.bool_) if value.mask is None else np.array(value.mask, np.bool_)
+        return _example(row, ids.astype(np.int32), trained, ())
+
+    def finish(self, rows: Sequence[Row], drafts: Sequence[_Draft | Example | Refused | None]) -> list[Example | Refused]:
+        """Tokenises all drafts at once, chats and plain texts apart."""
+        done: list[Example | Refused | None] = [None if isinstance(d, _Draft) else d for d in drafts]
+        for chat in (True, False):
+            batch = [(i, d) for i, d in enumerate(drafts) if isinstance(d, _Draft) and d.chat is chat]
+            sound: list[tuple[int, _Draft]] = []
+            for index, draft in batch:
+                if (fault := _not_encodable(draft.text)) is not None:
+                    done[index] = _refuse(rows[index], "invalid", fault)
+                else:
+                    sound.append((index, draft))
+            if not sound:
+                continue
+            encodings = self._encode([draft.text for _, draft in sound], special=not chat)
+            for (index, draft), encoding in zip(sound, encodings, strict=True):
+                done[index] = self._finish_chat(rows[index], draft, encoding) if chat else self._finish_plain(
+                    rows[index], draft, encoding
+                )  # fmt: skip
+        return cast(list[Example | Refused], done)
+
+    def _encode(self, texts: list[str], *, special: bool) -> list[Any]:
+        """As the tokenizer encodes without padding, without truncation, and with control tokens read as such."""
+        backend = self.inner.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = False
+        return backend.encode_batch(texts, add_special_tokens=special)
+
+    def _finish_chat(self, row: Row, draft: _Draft, encoding: Any) -> Example | Refused:
+        ids = np.array(encoding.ids, np.int32)
+        if draft.trained is None and not draft.but:
+            return _example(row, ids, np.ones(len(ids), np.bool_), draft.notes)
+        offsets = cast(Offsets, encoding.offsets)
+        if draft.trained is None:
+            trained = ~mask_spans(draft.but, offsets, len(ids))
+        else:
+            trained = mask_spans(draft.trained, offsets, len(ids))
+        return _example(row, ids, trained, draft.notes)
+
+    def _finish_plain(self, row: Row, draft: _Draft, encoding: Any) -> Example | Refused:
+        ids = cast(list[int], encoding.ids)
+        notes = draft.notes
+        whole = draft.trained is None
+        trained = np.ones(len(ids) + 1, np.bool_)
+        if not whole:
+            offsets = cast(list[tuple[int, int]], encoding.offsets)
+            held = len(offsets)
+            while held > 1 and offsets[held - 1] == (0, 0):  # special tokens that the tokenizer puts at the end
+                held -= 1
+            del offsets[held:]
+            trained[: len(ids)] = mask_spans(cast(Sequence[Span], draft.trained), offsets, len(ids))
+            if any(start < draft.border < end for start, end in offsets):
+                notes = (*notes, "border")
+        if self.eos_id is None:
+            notes = (*notes, "no_end_of_text")
+        elif not ids or ids[-1] != self.eos_id:
+            ids = [*ids, self.eos_id]
+        if self.eos_id is not None:
+            trained[len(ids) - 1] = True
+        return _example(row, np.array(ids, np.int32), trained[: len(ids)], notes)
+
+
+def _example(
+    row: Row, ids: np.ndarray, trained: Bool[np.ndarray, "n"], notes: tuple[str, ...]
+) -> Example | Refused:
+    trained[:1] = False  # nothing comes before it that could predict it
+    if not trained.any():
+        return _refuse(row, "nothing_to_train", "it has no trained token after its first token")
+    return Example(ids, trained, row.source, row.number, notes)
+
+
+def _refuse(row: Row, kind: RefusedKind, reason: str) -> Refused:
+    return Refused(kind, reason, row.source, row.number)
+
+
+def _says_nothing(conversation: Conversation, index: int) -> bool:
+    message = conversation.messages[index]
+    return not ((message.content or "").strip() or (message.reasoning or "").strip() or message.tool_calls)
+
+
+def _why_nothing(conversation: Conversation, train_on: TrainOn) -> str:
+    roles = ", ".join(dict.fromkeys(message.role for message in conversation.messages))
+    if all(message.role != "assistant" for message in conversation.messages):
+        return f"nothing to train: no message is the assistant's (roles: {roles})"
+    return f"nothing to train: train_on is {train_on} and every turn that it names has train: false or is in the prompt"
+
+
+def _not_encodable(text: str) -> str | None:
+    """What keeps a text from being tokenised: half of a surrogate pair, as a cut emoji leaves behind."""
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"a lone surrogate, \\u{ord(text[error.start]):04x}, which is no character (half an emoji, cut apart?)"
+    return None
