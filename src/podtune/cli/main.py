@@ -1,7 +1,7 @@
 """The `podtune` command: a table of commands, and what becomes of their errors.
 
-A command's module is imported only when that command is called, and imports nothing heavy itself before it runs (config,
-numpy, jax): so every --help answers at once.
+A command's module is imported only when that command is called, and imports nothing heavy before it runs (no
+config.schema, numpy or jax): so every --help answers at once.
 """
 
 import errno
@@ -16,8 +16,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from podtune import __version__
-from podtune.config.errors import PodtuneError
-
+from podtune.config.errors import ConfigError, PodtuneError
 
 OUTSIDE_FAULTS = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EMFILE}
 """What the operating system refuses for reasons that a traceback does not help with."""
@@ -107,6 +106,9 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
             sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
+        except ConfigError as error:
+            typer.echo("\n".join(error.faults), err=True)
+            fail(error.summary, error.exit_status)
         except PodtuneError as error:
             fail(str(error), error.exit_status)
         except KeyboardInterrupt:

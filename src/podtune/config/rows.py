@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from podtune.config.subject import Subject, as_sequence
+from podtune.config.subject import Subject, as_sequence, list_or_scalar
 from podtune.config.values import Bool, Choice, CountOrFraction, PathText, Place, Real, Whole, describe, wrong
 
 Shape = Literal["auto", "messages", "conversations", "prompt_completion", "alpaca", "text", "tfrecord"]
@@ -84,7 +84,10 @@ class Data(Subject):
     train: Sources
     """One path, or a list of paths and mappings {path, weight, shape, columns, split}."""
     validation: Annotated[
-        Literal["auto", "none"] | int | float | tuple[Source, ...], BeforeValidator(_read_validation)
+        Annotated[Literal["auto", "none"] | int | float, Tag("<scalar>")]
+        | Annotated[tuple[Source, ...], Tag("<list>")],
+        Discriminator(list_or_scalar),
+        BeforeValidator(_read_validation),
     ] = "auto"
     """Held-out rows: auto (5 % of the rows, at most 500), none, a fraction, a number of rows, or paths of their own."""
     train_on: Annotated[TrainOn, Choice()] = "assistant"

@@ -5,10 +5,11 @@ configuration reads it. A subject that has a scalar form (`model: name`, `method
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Discriminator, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from podtune.config.rows import Columns, Data, Shape, Source, TrainOn
-from podtune.config.subject import Subject, as_sequence
+from podtune.config.subject import Subject, as_sequence, list_or_scalar
 from podtune.config.training import EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
 from podtune.config.values import (
     Bool,
@@ -63,7 +64,8 @@ class LoRA(Subject):
     dropout: Annotated[float, Real(at_least=0, below=1)] = 0.0
     """Dropout on the adapter's input."""
     targets: Annotated[
-        Literal["all-linear"] | tuple[String, ...],
+        Annotated[Literal["all-linear"], Tag("<scalar>")] | Annotated[tuple[String, ...], Tag("<list>")],
+        Discriminator(list_or_scalar),
         BeforeValidator(_read_targets),
     ] = "all-linear"
     """all-linear, or patterns over weight paths such as layers.attention.q. One that matches nothing is refused."""
@@ -165,6 +167,12 @@ class Export(Subject):
     """Which weights are exported: the last, or those with the lowest validation loss."""
 
 
+def rules_broken(breaches: list[Any]) -> PydanticCustomError:
+    """One error for every rule that a run breaks."""
+    said = "; ".join(f"{'.'.join(map(str, breach.key))}: {breach.message}" for breach in breaches)
+    return PydanticCustomError("podtune_rules", "{said}", {"said": said, "breaches": breaches})
+
+
 class Run(Subject):
     """A whole run file. The first four keys are required."""
 
@@ -186,6 +194,15 @@ class Run(Subject):
     """What is written at the end."""
     seed: Annotated[int, Whole(at_least=0, at_most=2**32 - 1)] = 0
     """Everything random follows from it."""
+
+    @model_validator(mode="after")
+    def _keep_rules(self) -> "Run":
+        from podtune.config.rules import breaches  # here, since the rules are about this class
+
+        broken = breaches(self)
+        if broken:
+            raise rules_broken(broken)
+        return self
 
     @property
     def learning_rate(self) -> float:

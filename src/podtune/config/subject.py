@@ -14,6 +14,11 @@ def as_sequence(value: object) -> tuple[object, ...]:
     return tuple(cast(list[object], value)) if isinstance(value, list | tuple) else (value,)
 
 
+def list_or_scalar(value: object) -> str:
+    """Tells the two members of a union apart, so that errors speak of the one that is meant."""
+    return "<list>" if isinstance(value, list | tuple) else "<scalar>"
+
+
 class Subject(BaseModel):
     """A block of the run file."""
 
