@@ -4,7 +4,7 @@ Used by families/loading.py, which streams tensors into the mesh, and by the sto
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class TensorInfo(NamedTuple):
         return size
 
 
+@runtime_checkable
 class TensorStore(Protocol):
     """Named tensors on disk. Reading one part costs memory and time for that part alone."""
 

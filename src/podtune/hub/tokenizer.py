@@ -1,0 +1,148 @@
+"""The model's own tokenizer and chat template, whatever it came from. Used by data, serve and export.
+
+transformers is imported when a tokenizer is loaded, not before, and only for its fast tokenizers.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podtune.config.errors import UserError
+from podtune.hub.gguf_tokenizer import tokenizer_arguments
+from podtune.hub.sources import ModelFiles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# Stands for an answer when a template is asked what it writes after one; no template rewrites plain letters.
+_ANSWER = "podtuneanswer"
+# Tokens that some vocabularies keep for padding or for nothing, best first.
+_PADDING_NAMES = (
+    "<pad>",
+    "[PAD]",
+    "<|pad|>",
+    "<|finetune_right_pad_id|>",
+    "<|vision_pad|>",
+    "<|endoftext|>",
+    "<|reserved_special_token_0|>",
+    "<unused0>",
+    "<unk>",
+)
+
+
+class Tokenizer:
+    """A fast tokenizer with what training needs to know of it. `inner` is transformers' own object, for all else."""
+
+    def __init__(self, inner: "PreTrainedTokenizerFast", *, eos_ids: Sequence[int] = ()):
+        self.inner = inner
+        self._eos_ids = frozenset(eos_ids)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids. `special`: with the BOS or EOS that the tokenizer puts round a text. Special tokens written out in
+        the text become those tokens either way, as in a rendered chat."""
+        return self.inner.encode(text, add_special_tokens=special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return self.inner.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return len(self.inner)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.inner.bos_token_id
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.inner.eos_token_id
+
+    @cached_property
+    def pad_id(self) -> int:
+        """An id to fill rows with. Never one that ends a text or a turn while the vocabulary has another; what is
+        trained is decided by position all the same."""
+        taken = {self.eos_id, self.bos_id} | self.turn_end_ids
+        own = self.inner.pad_token_id
+        if own is not None and own not in taken:
+            return own
+        vocabulary = self.inner.get_vocab()
+        named = (vocabulary[name] for name in _PADDING_NAMES if name in vocabulary)
+        specials = sorted(number for number, token in self.inner.added_tokens_decoder.items() if token.special)
+        return next((number for number in (*named, *specials) if number not in taken), own or 0)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of a chat, or None for a base model."""
+        template = self.inner.chat_template
+        return template.get("default") if isinstance(template, dict) else template
+
+    @cached_property
+    def turn_end_ids(self) -> frozenset[int]:
+        """Ids that end an answer: what the template writes after an assistant's turn, and the model's own eos ids."""
+        ends = set(self._eos_ids)
+        if self.eos_id is not None:
+            ends.add(self.eos_id)
+        end = self._end_of_turn()
+        if end is not None:
+            ends.add(end)
+        return frozenset(ends)
+
+    def _end_of_turn(self) -> int | None:
+        """The special token that the template writes after an assistant's turn, or None where it writes none."""
+        if self.chat_template is None:
+            return None
+        chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            text = self.inner.apply_chat_template(chat, tokenize=False)
+        except Exception:
+            # A template may refuse a chat this plain (it wants tools, or a system turn); eos ids must do then.
+            return None
+        _, found, tail = str(text).rpartition(_ANSWER)
+        if not found:
+            return None
+        specials = {number for number, token in self.inner.added_tokens_decoder.items() if token.special}
+        for number in self.encode(tail, special=False):
+            if number in specials:
+                return number
+            if self.decode([number]).strip():
+                return None
+        return None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of vocabulary, rules, template and special ids: it changes whenever some text's ids might."""
+        specials = [self.bos_id, self.eos_id, self.pad_id, sorted(self.turn_end_ids)]
+        digest = hashlib.sha256(self.inner.backend_tokenizer.to_str().encode())
+        digest.update(json.dumps([self.chat_template, specials]).encode())
+        return digest.hexdigest()[:32]
+
+    def save(self, folder: Path | str) -> None:
+        """Writes tokenizer.json, tokenizer_config.json and the template, for AutoTokenizer to load."""
+        self.inner.save_pretrained(str(folder))
+
+
+def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer of a model. `chat_template`: the text of a template to use instead of the model's own.
+
+    Raises UserError when the model has no tokenizer that can be read.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if files.header is None:
+        raise UserError(f"{files.source}: tokenizer folders are not read yet.")
+    arguments: dict[str, Any] = tokenizer_arguments(files.header)
+    inner = PreTrainedTokenizerFast(**arguments)
+    if chat_template is not None:
+        inner.chat_template = chat_template
+    return Tokenizer(inner, eos_ids=_as_list(files.generation_config.get("eos_token_id")))
+
+
+def _as_list(ids: int | list[int] | None) -> list[int]:
+    if ids is None:
+        return []
+    return list(ids) if isinstance(ids, list) else [ids]
