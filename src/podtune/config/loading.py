@@ -120,7 +120,8 @@ def _faults(error: ValidationError, root: Node, faulty: Sequence[Key]) -> Iterat
                 ),
             )
         else:
-            yield key, Fault(root.place_of(key), _said(key, detail["msg"]))
+            follows = any(len(other) > len(key) and other[: len(key)] == key for other in faulty)
+            yield key, None if follows else Fault(root.place_of(key), _said(key, detail["msg"]))
 
 
 def _said(key: Key, message: str) -> str:
