@@ -107,7 +107,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> "tuple[tokenizers.Tokenize
     if name not in PRE_TOKENIZERS:
         raise UserError(
             f"{file.path}: tokenizer.ggml.pre is {name!r}, a way of cutting words that is not known here, so text "
-            f"would be cut into other tokens than the model was trained on. Known: {', '.join(sorted(PRE_TOKENIZERS))}. "
+            f"would be cut into other tokens than it was trained on. Known: {', '.join(sorted(PRE_TOKENIZERS))}. "
             "Use the model's safetensors folder, which holds its tokenizer.json."
         )
     style = PRE_TOKENIZERS[name]
