@@ -1,0 +1,127 @@
+"""Cross-entropy over a large vocabulary without ever holding the logits of a whole batch.
+
+The gradient is formed in the forward pass, chunk by chunk: the logits of a chunk of positions are made, used for the
+loss and for the gradients of states and unembedding, and dropped. The backward pass only scales what was kept.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+
+class _Settings(NamedTuple):
+    vocab_first: bool
+    label_smoothing: float
+    soft_cap: float | None
+    chunk_positions: int
+
+
+def chunked_cross_entropy(
+    states: Float[Array, "rows seq embed"],
+    unembedding: Float[Array, "_ _"],
+    targets: Int[Array, "rows seq"],
+    weights: Float[Array, "rows seq"],
+    *,
+    vocab_first: bool = True,
+    label_smoothing: float = 0.0,
+    soft_cap: float | None = None,
+    chunk_positions: int = 512,
+) -> Float[Array, ""]:
+    """The weighted sum of -log p(target), float32.
+
+    unembedding: (vocab, embed) when vocab_first, as an embedding lies, else (embed, vocab).
+    label_smoothing e: (1 - e) of the target's loss plus e times the mean loss over the vocabulary.
+    soft_cap c: logits become c tanh(logits / c) (Gemma 2). Chunks are cut along `seq`, so rows may be sharded.
+    """
+    settings = _Settings(vocab_first, label_smoothing, soft_cap, min(chunk_positions, states.shape[1]))
+    return _loss(settings, states, unembedding, targets, weights)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(settings: _Settings, states: Array, unembedding: Array, targets: Array, weights: Array) -> Array:
+    """Without a gradient: evaluation."""
+
+    def one_chunk(total: Array, chunk: Any) -> tuple[Array, None]:
+        states, targets, weights = chunk
+        loss, _ = _chunk_loss(settings, states, unembedding, targets, weights)
+        return total + loss, None
+
+    total, _ = lax.scan(one_chunk, jnp.float32(0), _chunks(settings, states, targets, weights))
+    return total
+
+
+def _forward(settings: _Settings, states: Any, unembedding: Any, targets: Any, weights: Any) -> tuple[Array, Any]:
+    # A frozen unembedding is not perturbed: its gradient, as large as itself, is then neither formed nor kept.
+    trained = unembedding.perturbed
+    matrix, rows, seq = unembedding.value, states.value.shape[0], states.value.shape[1]
+
+    def one_chunk(carry: Any, chunk: Any) -> tuple[Any, Array]:
+        total, of_matrix = carry
+        states, targets, weights = chunk
+        loss, of_logits = _chunk_loss(settings, states, matrix, targets, weights)
+        of_logits = of_logits().astype(states.dtype)
+        contracted = (((2,), (0 if settings.vocab_first else 1,)), ((), ()))
+        of_states = lax.dot_general(of_logits, matrix.astype(states.dtype), contracted)
+        if trained:
+            factors = (of_logits, states) if settings.vocab_first else (states, of_logits)
+            of_matrix = of_matrix + lax.dot_general(
+                *factors, (((0, 1), (0, 1)), ((), ())), preferred_element_type=jnp.float32
+            )
+        return (total + loss, of_matrix), of_states
+
+    start = (jnp.float32(0), jnp.zeros(matrix.shape, jnp.float32) if trained else None)
+    chunks = _chunks(settings, states.value, targets.value, weights.value)
+    (total, of_matrix), of_states = lax.scan(one_chunk, start, chunks)
+    of_states = jnp.moveaxis(of_states, 0, 1).reshape(rows, -1, of_states.shape[-1])[:, :seq]
+    return total, (of_states, of_matrix, matrix)
+
+
+def _backward(settings: _Settings, kept: Any, gradient: Array) -> tuple[Array | None, ...]:
+    of_states, of_matrix, matrix = kept
+    of_states = (of_states * gradient).astype(of_states.dtype)
+    return of_states, None if of_matrix is None else (of_matrix * gradient).astype(matrix.dtype), None, None
+
+
+_loss.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _chunks(settings: _Settings, states: Array, targets: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Each array cut along seq: (chunks, rows, chunk_positions, …). The last chunk is filled with weight 0."""
+
+    def cut(array: Array) -> Array:
+        rows, seq, *rest = array.shape
+        missing = -seq % settings.chunk_positions
+        padded = jnp.pad(array, [(0, 0), (0, missing), *[(0, 0)] * len(rest)])
+        return jnp.moveaxis(padded.reshape(rows, -1, settings.chunk_positions, *rest), 1, 0)
+
+    return cut(states), cut(targets), cut(weights)
+
+
+def _chunk_loss(settings: _Settings, states: Array, matrix: Array, targets: Array, weights: Array) -> tuple[Array, Any]:
+    """The loss of a chunk and a function that gives its gradient by the logits before the soft cap, float32."""
+    contracted = (((2,), (1 if settings.vocab_first else 0,)), ((), ()))
+    logits = lax.dot_general(states, matrix.astype(states.dtype), contracted, preferred_element_type=jnp.float32)
+    if settings.soft_cap is not None:
+        logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
+    log_sum = jax.nn.logsumexp(logits, axis=-1)
+    of_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    smoothing = settings.label_smoothing
+    loss = log_sum - (1 - smoothing) * of_target
+    if smoothing:
+        loss = loss - smoothing * jnp.mean(logits, axis=-1)
+
+    def of_logits() -> Array:
+        at_target = lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
+        wanted = jnp.where(at_target, 1 - smoothing, 0) + smoothing / logits.shape[-1]
+        gradient = weights[..., None] * (jnp.exp(logits - log_sum[..., None]) - wanted)
+        if settings.soft_cap is not None:
+            gradient = gradient * (1 - jnp.square(logits / settings.soft_cap))
+        return gradient
+
+    return jnp.sum(weights * loss), of_logits

@@ -1,0 +1,76 @@
+"""The mesh: how the devices there are become data x fsdp x tensor. Everything sharded is sharded over its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from podtune.config.errors import UserError
+from podtune.config.schema import Mesh as MeshSettings
+
+AXES = ("data", "fsdp", "tensor")
+# A frozen model up to this share of a device's memory is copied to every device; a larger one is split.
+_COPIED_SHARE = 0.3
+
+
+def build_mesh(
+    request: MeshSettings,
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    method: Literal["full", "lora"] = "lora",
+    weight_bytes: int = 0,
+) -> Mesh:
+    """The mesh of the run over these devices (all of them by default).
+
+    Where data and fsdp are both auto: full fine-tuning splits weights and moments over all devices (fsdp); LoRA keeps
+    a copy of a small model on each (data), and splits a model that would fill them. Raises UserError when the axes do
+    not multiply to the devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    count = len(devices)
+    if count % request.tensor:
+        raise UserError(
+            f"mesh.tensor={request.tensor} does not divide {_devices(count)}. Use one of {_divisors(count)}."
+        )
+    rest = count // request.tensor
+    data, fsdp = request.data, request.fsdp
+    if data == "auto" and fsdp == "auto":
+        data, fsdp = (1, rest) if _is_split(method, weight_bytes, devices[0]) else (rest, 1)
+    elif data == "auto":
+        data = max(1, rest // int(fsdp))
+    elif fsdp == "auto":
+        fsdp = max(1, rest // data)
+    data, fsdp = int(data), int(fsdp)
+    if data * fsdp * request.tensor != count:
+        raise UserError(
+            f"mesh data={data} x fsdp={fsdp} x tensor={request.tensor} makes {data * fsdp * request.tensor}, and there "
+            f"are {_devices(count)}. Leave one of data and fsdp at auto, or choose divisors of {count}: "
+            f"{_divisors(count)}."
+        )
+    return jax.make_mesh((data, fsdp, request.tensor), AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
+
+
+def describe_mesh(mesh: Mesh) -> str:
+    """Such as `8 TPU v5 lite devices: data=1 x fsdp=8 x tensor=1`."""
+    device = mesh.devices.flat[0]
+    kind = device.device_kind if device.device_kind.lower() != device.platform else device.platform.upper()
+    axes = " x ".join(f"{name}={mesh.shape[name]}" for name in AXES)
+    return f"{mesh.size} {kind} {'device' if mesh.size == 1 else 'devices'}: {axes}"
+
+
+def _is_split(method: str, weight_bytes: int, device: jax.Device) -> bool:
+    if method == "full":
+        return True
+    memory = (device.memory_stats() or {}).get("bytes_limit", 0)
+    return bool(memory) and weight_bytes > _COPIED_SHARE * memory
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def _divisors(count: int) -> str:
+    return ", ".join(str(ways) for ways in range(1, count + 1) if count % ways == 0)

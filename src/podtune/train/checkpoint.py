@@ -1,0 +1,155 @@
+"""Checkpoints through orbax: written in the background, complete or absent, restored onto whatever mesh there is.
+
+A checkpoint holds the trained weights (adapters alone for LoRA), moments, average, guard and step; the place in the
+data is the step. Beside it lie notes: what the run is, so that another run is never mistaken for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from podtune.config.errors import RunFailure, UserError
+from podtune.config.schema import Run
+from podtune.train.state import TrainState
+from podtune.weights.tree import named_leaves
+
+Notes = dict[str, Any]
+
+# Settings that may change between a run and its resumption: they change where and how, not what is trained.
+_FREE = ("output", "export", "eval", "mesh", "model.cache", "data.workers", "data.cache")
+_FREE_OF_TRAIN = ("log_every", "checkpoint_every", "on_nan", "max_bad_steps", "early_stopping", "accumulate", "remat")
+
+
+class Checkpoints:
+    """The checkpoints of one run, newest `keep` of them and the one with the lowest validation loss."""
+
+    def __init__(self, output: str, *, keep: int, keep_best: bool) -> None:
+        self.folder = epath.Path(output) / "checkpoints"
+        policies: list[Any] = [ocp.checkpoint_managers.LatestN(keep)]
+        if keep_best:
+            policies.append(
+                ocp.checkpoint_managers.BestN(
+                    get_metric_fn=lambda metrics: -metrics["eval_loss"], n=1, keep_checkpoints_without_metrics=False
+                )
+            )
+        try:
+            self._manager = ocp.CheckpointManager(
+                self.folder if "://" in output else self.folder.resolve(),
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
+                    cleanup_tmp_directories=True,
+                    create=True,
+                ),
+                item_names=("state", "notes"),
+            )
+        except OSError as error:
+            raise UserError(f"output: {self.folder} cannot be used for checkpoints ({error}).") from error
+
+    def latest(self) -> int | None:
+        """The step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def best(self) -> int | None:
+        """The step of the checkpoint with the lowest validation loss, when one has any."""
+        scored = [info for info in self._manager._checkpoints if info.metrics]
+        return min(scored, key=lambda info: info.metrics["eval_loss"]).step if scored else None
+
+    def notes(self, step: int) -> Notes:
+        """The notes of the checkpoint of that step."""
+        return dict(self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore())).notes)
+
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """The state at that step, laid out as `like` (shapes with shardings), whatever mesh it was saved from."""
+        flat = named_leaves(like)
+        try:
+            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(flat))).state
+        except (ValueError, KeyError, OSError) as error:
+            raise RunFailure(
+                f"the checkpoint {self.folder / str(step)} cannot be restored ({error}). Delete it to go on from the "
+                f"one before, or start anew with --fresh."
+            ) from error
+        return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in flat])
+
+    def save(self, step: int, state: TrainState, notes: Notes, *, eval_loss: float | None = None) -> bool:
+        """Starts writing the state of that step; returns once it is copied off the devices. False: it is there
+        already. Raises RunFailure when this or the save before it failed; older checkpoints are then untouched."""
+        if step in self._manager.all_steps():
+            return False
+        metrics = None if eval_loss is None else {"eval_loss": eval_loss}
+        try:
+            return self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(named_leaves(state)), notes=ocp.args.JsonSave(notes)
+                ),
+                metrics=metrics,
+                force=True,
+            )
+        except Exception as error:
+            raise self._failure(error, step) from error
+
+    def wait(self) -> None:
+        """Until what was started is written. Raises RunFailure when it could not be."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failure(error, None) from error
+
+    def delete_all(self) -> None:
+        """Forgets every checkpoint: --fresh."""
+        for step in list(self._manager.all_steps()):
+            self._manager.delete(step)
+
+    def close(self) -> None:
+        try:
+            self._manager.close()
+        except Exception:
+            logging.getLogger(__name__).warning("closing the checkpoints of %s failed", self.folder, exc_info=True)
+
+    def _failure(self, error: Exception, step: int | None) -> RunFailure:
+        which = "a checkpoint" if step is None else f"the checkpoint of step {step}"
+        last = self.latest()
+        before = (
+            "There is no earlier one." if last is None else f"The one of step {last} is intact: run again to resume."
+        )
+        return RunFailure(f"{which} could not be written to {self.folder}: {error}. {before}")
+
+
+def identity(run: Run, fingerprints: Mapping[str, str], **decided: Any) -> dict[str, str]:
+    """What must be equal between a run and its resumption, by key: settings, fingerprints and what was decided."""
+    settings = _flat(run.model_dump(mode="json"), "")
+    kept = {key: value for key, value in settings.items() if not _is_free(key)}
+    return {key: str(value) for key, value in {**kept, **fingerprints, **decided}.items()}
+
+
+def check_identity(saved: Mapping[str, str], now: Mapping[str, str], output: str) -> None:
+    """Raises UserError naming every key in which this run differs from the one that wrote the checkpoints."""
+    changed = [key for key in sorted({*saved, *now}) if saved.get(key) != now.get(key)]
+    # A file that moved is the same file: its content has a fingerprint of its own.
+    same = [subject for subject in ("model", "data") if subject in now and subject not in changed]
+    changed = [key for key in changed if key.split(".")[0] not in same]
+    if changed:
+        lines = [f"  {key}: was {saved.get(key, 'absent')}, is {now.get(key, 'absent')}" for key in changed]
+        raise UserError(
+            f"output: {output} holds checkpoints of another run. What differs:\n" + "\n".join(lines) + "\n"
+            "Set those back to resume it, choose another output, or start anew with --fresh."
+        )
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in (*_FREE, *(f"train.{f}" for f in _FREE_OF_TRAIN)))
+
+
+def _flat(value: Any, prefix: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, part in value.items():
+        flat |= _flat(part, f"{prefix}.{key}" if prefix else str(key))
+    return flat

@@ -1,0 +1,66 @@
+"""Loss and perplexity on the held-out split: every row once, every trained token with the same weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from podtune.data.loader import Loader
+from podtune.train.feed import on_mesh
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """loss: nats per trained token; tokens: how many there were."""
+
+    loss: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+
+def evaluate(
+    eval_step: Callable[..., Any],
+    trainable: Mapping[str, jax.Array],
+    frozen: Any,
+    loader: Loader,
+    mesh: jax.sharding.Mesh,
+) -> Evaluation:
+    """One pass over the loader's rows. Only two numbers per batch are kept, never logits."""
+    sums: Any = None
+    for step in range(loader.steps_per_epoch):
+        batch = on_mesh(loader.batch_at(step), mesh)
+        loss, tokens = eval_step(trainable, frozen, {name: a for name, a in batch.items() if name != "requests"})
+        sums = (loss, tokens) if sums is None else (sums[0] + loss, sums[1] + tokens)
+    loss, tokens = (float(part) for part in jax.device_get(sums))
+    return Evaluation(loss / tokens if tokens else math.nan, int(tokens))
+
+
+class Best:
+    """The lowest validation loss so far, and how long ago it was."""
+
+    def __init__(self, *, min_improvement: float = 0.0) -> None:
+        self._min_improvement = min_improvement
+        self.loss: float | None = None
+        self.step: int | None = None
+        self.evaluations_since = 0
+
+    def see(self, loss: float, step: int) -> bool:
+        """Whether this loss is the best so far. A loss that is no number never is."""
+        if math.isfinite(loss) and (self.loss is None or loss < self.loss - self._min_improvement):
+            self.loss, self.step, self.evaluations_since = loss, step, 0
+            return True
+        self.evaluations_since += 1
+        return False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"loss": self.loss, "step": self.step, "evaluations_since": self.evaluations_since}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.loss, self.step, self.evaluations_since = saved["loss"], saved["step"], saved["evaluations_since"]

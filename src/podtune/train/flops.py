@@ -1,0 +1,64 @@
+"""How much arithmetic a token costs and how much a device can do: what MFU is a ratio of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from podtune.weights.param import Param, is_param
+from podtune.weights.tree import named_leaves
+
+# Dense bfloat16 peak of one device, FLOP/s, by the start of its device_kind; the first that fits counts.
+# TPUs: the public TPU system-architecture pages. NVIDIA: data sheets, without sparsity.
+PEAK_FLOPS: dict[str, float] = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+}
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """FLOPs of the forward and backward pass of one token, without recomputation and without attention's scores.
+
+    times_weights: 6 for full fine-tuning (2 forward, 4 backward); 4 for LoRA, which needs no gradient of the frozen
+    weights. weights: those that multiply every token, so without the embedding's lookup.
+    """
+
+    weights: int
+    times_weights: int
+
+    @property
+    def flops(self) -> float:
+        return float(self.weights) * self.times_weights
+
+    def __str__(self) -> str:
+        return f"{self.times_weights} x {self.weights:,} weights"
+
+
+def token_cost(description: Any, method: str) -> TokenCost:
+    """From the model's own description: every linear weight and the head, tied or not."""
+    params: Mapping[str, Param] = named_leaves(description, is_leaf=is_param)
+    multiplied = sum(param.size for param in params.values() if param.kind in ("linear", "head"))
+    tied = not any(param.kind == "head" for param in params.values())
+    if tied:
+        multiplied += sum(param.size for param in params.values() if param.kind == "lookup")
+    return TokenCost(multiplied, 6 if method == "full" else 4)
+
+
+def peak_flops(device: jax.Device) -> float:
+    """Of one device; nan where it is not known, as for every CPU."""
+    known = [peak for kind, peak in PEAK_FLOPS.items() if device.device_kind.startswith(kind)]
+    return known[0] if known and device.platform != "cpu" else math.nan

@@ -1,0 +1,99 @@
+"""What the loop is given and what it gives back. The workflow fills a Job in; nothing here does any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from jax.sharding import Mesh
+
+from podtune.config.schema import Run
+from podtune.data.packing import PackedRow
+from podtune.objectives.language import LanguageModel
+
+
+class Split(Protocol):
+    """Packed rows with random access: what `data.prepared.PreparedSplit` is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def row_tokens(self) -> int: ...
+    def read(self, index: int) -> PackedRow: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run.
+
+    model: embed, hidden, unembedding. description, weights: the same tree, of Params and of arrays on the mesh, with
+    adapters attached. The arrays that are trained are taken over: use the result's weights afterwards.
+    fingerprints: of what the run file only names (model, tokenizer, data); a resumed run must have the same.
+    output: the run's folder, a path or gs://…; fresh: start anew although it holds this run.
+    console: a rich Console to show progress on; None is quiet.
+    """
+
+    run: Run
+    model: LanguageModel
+    description: Any
+    weights: Any
+    mesh: Mesh
+    train_split: Any
+    validation_split: Any = None
+    output: str = ""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    fresh: bool = False
+    console: Any = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: kind is one of start, resume, eval, checkpoint, skip, rollback, stop, end; text says it
+    in one line."""
+
+    kind: str
+    text: str
+    step: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Called by the loop. on_samples(weights, step, label) may generate from the weights as they are at that step."""
+
+    on_samples: Callable[[Any, int, str], None] | None = None
+    on_event: Callable[[Event], None] | None = None
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """weights: the whole tree as trained, averaged if an average was kept, at the best step if the best was kept.
+
+    steps: done in all, earlier runs included; weights_step: the step that `weights` are from; skipped: steps whose
+    update was left out; stopped: why it ended before its last step, if it did.
+    """
+
+    weights: Any
+    steps: int
+    weights_step: int
+    total_steps: int
+    loss: float
+    eval_loss: float | None
+    first_eval_loss: float | None
+    best_eval_loss: float | None
+    best_step: int | None
+    skipped: int
+    seconds: float
+    stopped: str | None = None
+    resumed_from: int | None = None
+    first_step_seconds: float = float("nan")
+
+    @property
+    def perplexity(self) -> float | None:
+        return None if self.eval_loss is None else float(np.exp(min(self.eval_loss, 700.0)))

@@ -1,0 +1,96 @@
+"""The record of a run: one JSON line per logged step in metrics.jsonl, and the same as TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Writes to a local folder. `step` of a line counts finished steps; a resumed run drops the lines after the step
+    it goes on from, so that no step is there twice."""
+
+    def __init__(self, folder: Path, *, after_step: int, tensorboard: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / METRICS_FILE
+        _drop_lines_after(self.path, after_step)
+        self._file: IO[str] = self.path.open("a", encoding="utf-8")
+        self._events: Any = None
+        if tensorboard:
+            from tensorboardX import SummaryWriter  # slow to import, and not needed by readers of this module
+
+            # purge_step: TensorBoard, too, forgets what an earlier process wrote beyond this step.
+            self._events = SummaryWriter(
+                str(folder / "tensorboard"), purge_step=after_step + 1 if after_step else None, flush_secs=30
+            )
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Adds a line. Numbers that are no numbers become null: the file is plain JSON."""
+        line = {"step": step, **{key: _plain(value) for key, value in values.items()}}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for key, value in line.items():
+                if key != "step" and isinstance(value, int | float):
+                    self._events.add_scalar(_tag(key), value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+class Stopwatch:
+    """Time, processor time and counts since the last `lap`."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def lap(self) -> tuple[float, float]:
+        """(seconds, share of all cores that this process kept busy) since the last lap."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        seconds = max(wall - self._wall, 1e-9)
+        share = (cpu - self._cpu) / (seconds * (os.cpu_count() or 1))
+        self._wall, self._cpu = wall, cpu
+        return seconds, min(share, 1.0)
+
+    def skip(self, seconds: float) -> None:
+        """Leaves these seconds out of the present lap."""
+        self._wall += seconds
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file; a last line that was cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = [line for line in read_metrics(path) if line["step"] <= step]
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _tag(key: str) -> str:
+    return f"eval/{key.removeprefix('eval_')}" if key.startswith("eval_") else f"train/{key}"
