@@ -18,7 +18,7 @@ from podtune.config.rows import TrainOn
 from podtune.data.masks import Offsets, mask_spans
 from podtune.data.rows import Completion, Conversation, Example, Refused, RefusedKind, Row, Text, Tokens
 from podtune.data.templates import ChatTemplate, TemplateRefusal, template_messages
-from podtune.data.turns import CONTENT, FIRST_TOOL_NAME, REASONING, LostTurn, Span, Turns, TurnFinder
+from podtune.data.turns import CONTENT, FIRST_TOOL_NAME, REASONING, LostTurn, Span, TurnFinder, Turns
 from podtune.hub.tokenizer import Tokenizer
 
 NOTES = {
@@ -156,7 +156,12 @@ class _Encoder:
         if refusal:
             return refusal
         if train_on == "all":
-            but = [span for i, turn in turns.turns.items() if conversation.messages[i].train is False for span in turn.spans]
+            but = [
+                span
+                for i, turn in turns.turns.items()
+                if conversation.messages[i].train is False
+                for span in turn.spans
+            ]
             return _Draft(text, True, None, but, notes)
         said = [i for i in chosen if i in turns.turns]
         if all(_says_nothing(conversation, i) for i in said):
@@ -182,7 +187,9 @@ class _Encoder:
                     row, "not_rendered", f"the chat template leaves out {what} of message {index + 1} ({message.role}). "
                     "Use a template that renders it, or take it out of the data",
                 )  # fmt: skip
-        if any(self._has_control_token(m.content) or self._has_control_token(m.reasoning) for m in conversation.messages):
+        if any(
+            self._has_control_token(m.content) or self._has_control_token(m.reasoning) for m in conversation.messages
+        ):
             notes.append("control_tokens")
         return tuple(notes), None
 
@@ -221,7 +228,9 @@ class _Encoder:
         trained = np.ones(len(ids), np.bool_) if value.mask is None else np.array(value.mask, np.bool_)
         return _example(row, ids.astype(np.int32), trained, ())
 
-    def finish(self, rows: Sequence[Row], drafts: Sequence[_Draft | Example | Refused | None]) -> list[Example | Refused]:
+    def finish(
+        self, rows: Sequence[Row], drafts: Sequence[_Draft | Example | Refused | None]
+    ) -> list[Example | Refused]:
         """Tokenises all drafts at once, chats and plain texts apart."""
         done: list[Example | Refused | None] = [None if isinstance(d, _Draft) else d for d in drafts]
         for chat in (True, False):
@@ -283,9 +292,7 @@ class _Encoder:
         return _example(row, np.array(ids, np.int32), trained[: len(ids)], notes)
 
 
-def _example(
-    row: Row, ids: np.ndarray, trained: Bool[np.ndarray, "n"], notes: tuple[str, ...]
-) -> Example | Refused:
+def _example(row: Row, ids: np.ndarray, trained: Bool[np.ndarray, "n"], notes: tuple[str, ...]) -> Example | Refused:
     trained[:1] = False  # nothing comes before it that could predict it
     if not trained.any():
         return _refuse(row, "nothing_to_train", "it has no trained token after its first token")

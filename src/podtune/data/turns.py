@@ -144,7 +144,9 @@ class TurnFinder:
         found: list[tuple[int, int, int]] = []
         left_out: list[tuple[int, int]] = []
         for index, message in enumerate(conversation.messages):
-            regions = [self._difference(conversation, messages, (index, part), sentinel, text) for part in _parts(message)]
+            regions = [
+                self._difference(conversation, messages, (index, part), sentinel, text) for part in _parts(message)
+            ]
             left_out += [(index, part) for part, region in zip(_parts(message), regions, strict=True) if region is None]
             there = [region for region in regions if region is not None]
             if there:

@@ -1,0 +1,174 @@
+"""Data files wherever they lie: found, opened, decompressed; every fault of a file names it. Used by the readers."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from podtune.config.errors import UserError
+
+MAX_RECORD_BYTES = 256 << 20
+COMPRESSIONS = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of rows. origin: its name in messages; format: its row in sources.FORMATS; local: where it lies on this
+    machine, None for a file that is read over the network; signature: what changes with its bytes, for the latter."""
+
+    origin: str
+    format: str
+    compression: str = ""
+    local: Path | None = None
+    signature: str = ""
+
+
+@contextmanager
+def open_data(file: DataFile) -> Iterator[BinaryIO]:
+    """The decompressed bytes of a file, as a stream. What goes wrong while they are read is said as a UserError."""
+    try:
+        with _open_raw(file) as raw, _decompressed(raw, file.compression) as stream:
+            yield stream
+    except UserError:
+        raise
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(_damaged(file, error)) from error
+    except OSError as error:
+        raise UserError(f"{file.origin}: cannot be read: {error.strerror or error}.") from error
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":
+            raise UserError(_damaged(file, error)) from error
+        raise
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a gs://, s3:// or other address, and the path in it. Raises UserError when the package
+    that knows this kind of address is not installed."""
+    import fsspec
+    import fsspec.core
+
+    try:
+        return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
+    except (ImportError, ValueError) as error:
+        scheme = url.partition("://")[0]
+        extra = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}.get(scheme)
+        way_out = f'Install it: pip install "podtune[{extra}]".' if extra else "Use a path, gs:// or s3://."
+        raise UserError(f"{url}: {scheme}:// cannot be read here: {error}. {way_out}") from error
+
+
+def split_compression(name: str) -> tuple[str, str]:
+    """A file name without its compression, and the compression."""
+    for ending in COMPRESSIONS:
+        if name.lower().endswith(ending):
+            return name[: -len(ending)], ending
+    return name, ""
+
+
+def lines_of(stream: BinaryIO, origin: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers from 1, without what ends them. Only a line feed (or a carriage
+    return and a line feed) ends a line: U+2028 and the like are part of a text."""
+    number = 0
+    while line := stream.readline(MAX_RECORD_BYTES + 1):
+        number += 1
+        if len(line) > MAX_RECORD_BYTES:
+            raise UserError(
+                f"{origin}:{number}: this line is longer than {MAX_RECORD_BYTES >> 20} MiB. Is it one row? "
+                "A list of rows belongs in a .json file."
+            )
+        if number == 1:
+            line = without_byte_order_mark(line, origin)
+        yield number, decoded(line, origin, number).removesuffix("\n").removesuffix("\r")
+
+
+def without_byte_order_mark(start: bytes, origin: str) -> bytes:
+    """The start of a file without a UTF-8 mark. Raises UserError for UTF-16 and UTF-32."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UserError(f"{origin}: the file is UTF-16 or UTF-32. Save it as UTF-8 (iconv -f UTF-16 -t UTF-8).")
+    return start.removeprefix(b"\xef\xbb\xbf")
+
+
+def decoded(line: bytes, origin: str, number: int) -> str:
+    """A line as text. Raises UserError naming the line and the column of bytes that are not UTF-8, or of a NUL."""
+    if b"\0" in line:
+        many = line.count(b"\0") > len(line) // 3
+        about = "The file looks like UTF-16: save it as UTF-8." if many else "The file is damaged, or is not text."
+        raise UserError(f"{origin}:{number}: a NUL byte in column {line.index(0) + 1}. {about}")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{origin}:{number}: not UTF-8: byte 0x{line[error.start]:02x} in column {error.start + 1}. "
+            "Save the file as UTF-8 (iconv -f LATIN1 -t UTF-8, if it is Latin-1)."
+        ) from error
+
+
+@contextmanager
+def _open_raw(file: DataFile) -> Iterator[BinaryIO]:
+    if file.local is not None:
+        with open(file.local, "rb") as raw:
+            yield raw
+        return
+    system, path = file_system(file.origin)
+    try:
+        raw = system.open(path, "rb")
+    except FileNotFoundError as error:
+        raise UserError(f"{file.origin}: there is no such file.") from error
+    with raw:
+        yield raw
+
+
+@contextmanager
+def _decompressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO]:
+    if compression == ".gz":
+        with gzip.open(raw, "rb") as stream:
+            yield cast(BinaryIO, stream)
+    elif compression == ".zst":
+        with BufferedReader(_ZstdBytes(raw), 1 << 20) as stream:
+            yield cast(BinaryIO, stream)
+    else:
+        yield raw
+
+
+class _ZstdBytes(RawIOBase):
+    """The decompressed bytes of a zstandard file, frame by frame. Unlike the library's own stream it raises EOFError
+    when the file ends in the middle of a frame, where that one ends as if nothing were missing."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        import zstandard
+
+        self._raw = raw
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame: Any = None
+        self._input = b""
+        self._output = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output:
+            if not self._input:
+                self._input = self._raw.read(1 << 17)
+                if not self._input:
+                    if self._frame is not None:
+                        raise EOFError("the file ends in the middle of a frame")
+                    return 0
+            if self._frame is None:
+                self._frame = self._decompressor.decompressobj()
+            self._output = self._frame.decompress(self._input)
+            self._input = b""
+            if self._frame.eof:
+                self._input = self._frame.unused_data
+                self._frame = None
+        count = min(len(buffer), len(self._output))
+        buffer[:count] = self._output[:count]
+        self._output = self._output[count:]
+        return count
+
+
+def _damaged(file: DataFile, error: Exception) -> str:
+    return f"{file.origin}: the {file.compression or 'file'} is damaged or cut off: {error}. Fetch it again."

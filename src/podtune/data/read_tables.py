@@ -1,0 +1,132 @@
+"""Rows out of tables: CSV and TSV line by line, Parquet by row group. A column that holds JSON is left as text here;
+shapes reads it where a list is wanted."""
+
+import csv
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from podtune.config.errors import UserError
+from podtune.data.open_files import MAX_RECORD_BYTES, DataFile, lines_of, open_data
+from podtune.data.rows import Record
+
+_PARQUET_ROWS = 256  # rows taken at once out of a row group: rows may be long
+
+
+def read_csv(file: DataFile) -> Iterator[Record]:
+    """Rows of comma-separated values under a header; numbers are lines. Every field is text."""
+    yield from _read_separated(file, ",")
+
+
+def read_tsv(file: DataFile) -> Iterator[Record]:
+    """Rows of tab-separated values under a header."""
+    yield from _read_separated(file, "\t")
+
+
+def _read_separated(file: DataFile, separator: str) -> Iterator[Record]:
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    with open_data(file) as stream:
+        reader = csv.reader(_terminated(stream, file.origin), delimiter=separator, strict=True)
+        header: list[str] | None = None
+        begun = 1
+        while True:
+            try:
+                fields = next(reader, None)
+            except csv.Error as error:
+                raise UserError(f"{file.origin}:{begun}: {_csv_fault(str(error))}.") from error
+            if fields is None:
+                return
+            line, begun = begun, reader.line_num + 1
+            if not fields or (len(fields) == 1 and not fields[0].strip()):
+                continue
+            if header is None:
+                header = _checked_header(fields, file.origin, separator)
+                continue
+            if len(fields) != len(header):
+                raise UserError(
+                    f"{file.origin}:{line}: {len(fields)} fields, but the header names {len(header)} "
+                    f"({', '.join(header)}). Put fields that hold a separator or a line break in double quotes."
+                )
+            yield Record(file.origin, line, dict(zip(header, fields, strict=True)))
+
+
+def _terminated(stream: BinaryIO, origin: str) -> Iterator[str]:
+    for _, line in lines_of(stream, origin):
+        yield line + "\n"
+
+
+def _checked_header(fields: list[str], origin: str, separator: str) -> list[str]:
+    names = [field.strip() for field in fields]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"{origin}:1: the header names {', '.join(sorted(repeated)) or 'an empty column'} twice.")
+    if "" in names:
+        raise UserError(f"{origin}:1: column {names.index('') + 1} has no name in the header.")
+    if len(names) == 1:
+        for other, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas"), ("|", "bars")):
+            if other != separator and other in names[0]:
+                way_out = (
+                    "name the file .tsv" if other == "\t" else "name the file .csv" if other == "," else "use commas"
+                )
+                raise UserError(f"{origin}:1: the columns seem to be separated by {word}; {way_out}.")
+    return names
+
+
+def _csv_fault(message: str) -> str:
+    if "unexpected end of data" in message:
+        return "a double quote is opened in this row and never closed, so the rest of the file is one field"
+    if "expected after" in message:
+        return 'text follows a closing double quote; write a double quote within a field as ""'
+    if "new-line character" in message:
+        return "a lone carriage return outside quotes; save the file with line feeds"
+    return message
+
+
+def read_parquet(file: DataFile) -> Iterator[Record]:
+    """The rows of a Parquet file, some at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    with open_data(file) as stream:
+        seekable = _on_disk(stream) if file.compression else stream
+        try:
+            table: Any = pq.ParquetFile(cast(Any, seekable))
+            nested = [field.name for field in table.schema_arrow if _has_nested_struct(field.type)]
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+                for row in cast(list[dict[str, Any]], batch.to_pylist()):
+                    number += 1
+                    for name in nested:
+                        row[name] = _without_nulls(row[name])
+                    yield Record(file.origin, number, row)
+        except (pa.ArrowException, OSError) as error:
+            where = f"after record {number}" if number else "it"
+            raise UserError(
+                f"{file.origin}: {where} cannot be read as Parquet: {str(error).splitlines()[0]}."
+            ) from error
+
+
+def _on_disk(stream: BinaryIO) -> BinaryIO:
+    """A copy that can be read from its end, as Parquet must be."""
+    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+    shutil.copyfileobj(stream, copy)
+    copy.seek(0)
+    return copy
+
+
+def _has_nested_struct(kind: Any, depth: int = 0) -> bool:
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        return depth > 0 or any(_has_nested_struct(field.type, depth + 1) for field in kind)
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return is_list and _has_nested_struct(kind.value_type, depth)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives every struct of a column all fields that any of them has: those that are null were never there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in cast(dict[str, Any], value).items() if part is not None}
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in cast(list[Any], value)]
+    return value

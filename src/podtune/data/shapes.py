@@ -1,0 +1,295 @@
+"""What the records of a source look like: sniffed from the first, said, then enforced on all; and records made rows.
+
+A shape names the columns it reads. Every fault names the file, the line, the column, the rule and a way out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from podtune.config.errors import UserError
+from podtune.config.rows import Shape
+from podtune.data.messages import SHAREGPT_KEYS, Fault, read_messages, read_tools
+from podtune.data.read_json import kind_of
+from podtune.data.rows import Completion, Conversation, Message, Record, Row, Text, Tokens, place
+
+ShapeName = Literal["messages", "conversations", "prompt_completion", "alpaca", "text", "tfrecord"]
+
+SNIFFED_RECORDS = 16
+
+_CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "chat")
+# What each shape reads: the columns it must have, and those it takes when they are there.
+_READS: Mapping[ShapeName, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "messages": (("messages",), ("tools", "system")),
+    "conversations": (("messages",), ("tools", "system")),
+    "prompt_completion": (("prompt", "completion"), ("tools",)),
+    "alpaca": (("instruction", "output"), ("input", "system")),
+    "text": (("text",), ()),
+    "tfrecord": (("tokens",), ("trained", "segments")),
+}
+_USUAL: Mapping[str, tuple[str, ...]] = {
+    "messages": _CHAT_COLUMNS,
+    "tools": ("tools", "functions"),
+    "trained": ("trained", "loss_mask", "labels_mask"),
+    "tokens": ("tokens", "input_ids"),
+}
+# The prompt that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, train.py).
+_ALPACA_START = "Below is an instruction that describes a task"
+_ALPACA_WITH_INPUT = (
+    _ALPACA_START + ", paired with an input that provides further context. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+_ALPACA_WITHOUT_INPUT = (
+    _ALPACA_START
+    + ". Write a response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
+    "### Response:\n"
+)
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """How the records of a source are read. columns: what a shape looks for -> its name in the data."""
+
+    name: ShapeName
+    columns: Mapping[str, str]
+    unused: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def describe(self) -> str:
+        """What was sniffed, for people."""
+        read = ", ".join(name if role == name else f"{name} as {role}" for role, name in self.columns.items())
+        left = f"; not used: {', '.join(self.unused)}" if self.unused else ""
+        return f"{self.name} (column{'s' if len(self.columns) > 1 else ''} {read}{left})"
+
+
+def sniff_shape(
+    records: Sequence[Record], *, shape: Shape = "auto", columns: Mapping[str, str] | None = None
+) -> RowShape:
+    """The shape of a source from its first records, or the given one checked against them. Raises UserError naming the
+    columns found and how to map them."""
+    given = dict(columns or {})
+    if not records:
+        raise ValueError("no records to look at")
+    first = records[0]
+    for role, name in given.items():
+        if role not in ("role", "content", "train") and name not in first.value:
+            raise UserError(
+                f"{place(first.origin, first.number)}: data.columns maps {role} to {name}, and there is no such column; "
+                f"there is {_listed(first.value)}."
+            )
+    found = _sniff_one(first, shape, given)
+    for record in records[1:SNIFFED_RECORDS]:
+        other = _sniff_one(record, shape, given) if _fits(record, shape, given) else None
+        if other is None or other.name != found.name or other.columns.get("messages") != found.columns.get("messages"):
+            what = f"looks like {other.name}" if other else f"has other columns ({_listed(record.value)})"
+            raise UserError(
+                f"{place(record.origin, record.number)}: this row {what}, the first ({place(first.origin, first.number)}) "
+                f"like {found.name}. Give rows of different shapes as sources of their own."
+            )
+    optional = {role: name for record in records[:SNIFFED_RECORDS] for role, name in _optional(record, found, given)}
+    read = {**found.columns, **optional}
+    seen = dict.fromkeys(name for record in records[:SNIFFED_RECORDS] for name in record.value)
+    keys = {role: given[role] for role in ("role", "content", "train") if role in given}
+    return RowShape(found.name, read, tuple(name for name in seen if name not in read.values()), keys)
+
+
+def to_row(record: Record, shape: RowShape, *, chat: bool) -> Row:
+    """A record as a row. chat: the tokenizer has a chat template, so instructions become chats. Raises UserError."""
+    try:
+        value = _TO_VALUE[shape.name](record.value, shape, chat)
+    except Fault as fault:
+        raise UserError(f"{place(record.origin, record.number)}: {fault}") from fault
+    return Row(record.origin, record.number, value)
+
+
+def _fits(record: Record, shape: Shape, given: Mapping[str, str]) -> bool:
+    return bool(_candidates(record.value, shape, given))
+
+
+def _sniff_one(record: Record, shape: Shape, given: Mapping[str, str]) -> RowShape:
+    found = _candidates(record.value, shape, given)
+    where = place(record.origin, record.number)
+    if found:
+        return found[0]
+    if not record.value:
+        raise UserError(f"{where}: the row has no columns.")
+    if {"chosen", "rejected"} <= record.value.keys():
+        raise UserError(f"{where}: this is preference data (chosen, rejected), which podtune does not train on yet.")
+    if shape != "auto":
+        wanted = ", ".join(_READS[shape][0])
+        raise UserError(
+            f"{where}: data.shape is {shape}, which reads {wanted}; the row has {_listed(record.value)}. Map its columns: "
+            f"columns: {{{_READS[shape][0][0]}: NAME}}, or use shape: auto."
+        )
+    raise UserError(
+        f"{where}: cannot tell the shape from the columns {_listed(record.value)}. Name them, for example "
+        f"columns: {{instruction: {_some(record.value, 0)}, output: {_some(record.value, 1)}}} for a question and its "
+        f"answer, {{prompt: ..., completion: ...}} for a text and what follows it, {{text: ...}} for documents, "
+        "{messages: ...} for chats."
+    )
+
+
+def _candidates(value: Mapping[str, Any], shape: Shape, given: Mapping[str, str]) -> list[RowShape]:
+    """The shapes that a record may have, most telling first."""
+    found: list[RowShape] = []
+    for name, (required, _) in _READS.items():
+        if shape not in ("auto", name):
+            continue
+        columns: dict[str, str] = {}
+        for role in required:
+            column = _column(value, role, given)
+            if column is None:
+                break
+            columns[role] = column
+        else:
+            mapped = [role for role in given if role in _READS[name][0]]
+            if _looks_right(name, value, columns) and (mapped or not _maps_shape(given)):
+                found.append(RowShape(name, columns))
+    return found
+
+
+def _maps_shape(given: Mapping[str, str]) -> bool:
+    """Whether the columns given name what some shape must have, so that shapes without them are out."""
+    return any(role in required for required, _ in _READS.values() for role in given)
+
+
+def _column(value: Mapping[str, Any], role: str, given: Mapping[str, str]) -> str | None:
+    if role in given:
+        return given[role] if given[role] in value else None
+    return next((name for name in _USUAL.get(role, (role,)) if name in value), None)
+
+
+def _optional(record: Record, shape: RowShape, given: Mapping[str, str]) -> list[tuple[str, str]]:
+    found = [(role, _column(record.value, role, given)) for role in _READS[shape.name][1]]
+    return [(role, name) for role, name in found if name is not None]
+
+
+def _looks_right(name: ShapeName, value: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
+    """Whether the columns hold what this shape wants, as far as shapes must be told apart."""
+    if name in ("messages", "conversations"):
+        turns = value[columns["messages"]]
+        if isinstance(turns, str):
+            return turns.lstrip().startswith("[") and (("from" in turns[:200]) == (name == "conversations"))
+        if not isinstance(turns, list):
+            return False
+        first = cast(list[object], turns)[0] if turns else {}
+        if not isinstance(first, dict):
+            return name == "messages"
+        sharegpt = SHAREGPT_KEYS[0] in first and "role" not in first
+        return sharegpt == (name == "conversations")
+    if name == "tfrecord":
+        tokens = value[columns["tokens"]]
+        return isinstance(tokens, list) and all(isinstance(i, int) for i in cast(list[object], tokens)[:4])
+    return True
+
+
+def _listed(value: Mapping[str, Any]) -> str:
+    names = list(value)
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") or "no columns"
+
+
+def _some(value: Mapping[str, Any], at: int) -> str:
+    texts = [name for name, part in value.items() if isinstance(part, str)] or list(value)
+    return texts[min(at, len(texts) - 1)]
+
+
+def _text(value: Mapping[str, Any], shape: RowShape, role: str) -> str:
+    """The text in a column. Raises Fault."""
+    name = shape.columns[role]
+    if name not in value:
+        raise Fault(f"column {name} is missing; this row has {_listed(value)}, and the source's shape is {shape.name}.")
+    part = value[name]
+    if not isinstance(part, str):
+        raise Fault(f"column {name} is {kind_of(part)}, a text is wanted.")
+    return part
+
+
+def _optional_text(value: Mapping[str, Any], shape: RowShape, role: str) -> str:
+    name = shape.columns.get(role)
+    return _text(value, shape, role) if name is not None and value.get(name) is not None else ""
+
+
+def _chat_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversation:
+    messages = _messages(value, shape, "messages")
+    system = _optional_text(value, shape, "system")
+    if system and not (messages and messages[0].role == "system"):
+        messages = (Message("system", system), *messages)
+    if not messages:
+        raise Fault(f"column {shape.columns['messages']} is empty: a chat needs a message.")
+    return Conversation(messages, _tools(value, shape))
+
+
+def _messages(value: Mapping[str, Any], shape: RowShape, role: str) -> tuple[Message, ...]:
+    name = shape.columns[role]
+    if name not in value:
+        raise Fault(f"column {name} is missing; this row has {_listed(value)}, and the source's shape is {shape.name}.")
+    return read_messages(value[name], name, shape.keys)
+
+
+def _tools(value: Mapping[str, Any], shape: RowShape) -> tuple[dict[str, Any], ...]:
+    name = shape.columns.get("tools")
+    return read_tools(value.get(name), name) if name is not None else ()
+
+
+def _prompt_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversation | Completion:
+    sides = [value.get(shape.columns[role]) for role in ("prompt", "completion")]
+    if not any(isinstance(side, list) for side in sides):
+        return Completion(_text(value, shape, "prompt"), _text(value, shape, "completion"))
+    halves: list[tuple[Message, ...]] = []
+    for side, role, speaker in zip(sides, ("prompt", "completion"), ("user", "assistant"), strict=True):
+        plain = (Message(speaker, side),) if isinstance(side, str) else None
+        halves.append(plain or _messages(value, shape, role))
+    if not halves[1]:
+        raise Fault(f"column {shape.columns['completion']} is empty: there is nothing to train on.")
+    return Conversation(halves[0] + halves[1], _tools(value, shape), len(halves[0]))
+
+
+def _alpaca_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversation | Completion:
+    instruction, output = _text(value, shape, "instruction"), _text(value, shape, "output")
+    given, system = _optional_text(value, shape, "input"), _optional_text(value, shape, "system")
+    if chat:
+        asked = f"{instruction}\n\n{given}" if given.strip() else instruction
+        before = (Message("system", system),) if system.strip() else ()
+        return Conversation((*before, Message("user", asked), Message("assistant", output)))
+    prompt = _ALPACA_WITH_INPUT if given.strip() else _ALPACA_WITHOUT_INPUT
+    filled = (
+        prompt.replace("{instruction}", instruction, 1) if not given.strip() else _filled(prompt, instruction, given)
+    )
+    return Completion((system + "\n\n" if system.strip() else "") + filled, output)
+
+
+def _filled(prompt: str, instruction: str, given: str) -> str:
+    before, _, rest = prompt.partition("{instruction}")
+    between, _, after = rest.partition("{input}")
+    return before + instruction + between + given + after
+
+
+def _text_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Text:
+    return Text(_text(value, shape, "text"))
+
+
+def _tokens_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Tokens:
+    ids = _numbers(value, shape, "tokens")
+    mask_name = shape.columns.get("trained")
+    mask = None if mask_name is None or mask_name not in value else _numbers(value, shape, "trained")
+    return Tokens(ids, None if mask is None else tuple(bool(part) for part in mask))
+
+
+def _numbers(value: Mapping[str, Any], shape: RowShape, role: str) -> tuple[int, ...]:
+    name = shape.columns[role]
+    part = value.get(name)
+    if not isinstance(part, list) or not all(isinstance(number, int) for number in cast(list[object], part)):
+        raise Fault(f"column {name} is {kind_of(part)}, a list of whole numbers is wanted.")
+    return tuple(cast(list[int], part))
+
+
+_TO_VALUE: Mapping[
+    ShapeName, Callable[[Mapping[str, Any], RowShape, bool], Conversation | Completion | Text | Tokens]
+] = {
+    "messages": _chat_row,
+    "conversations": _chat_row,
+    "prompt_completion": _prompt_row,
+    "alpaca": _alpaca_row,
+    "text": _text_row,
+    "tfrecord": _tokens_row,
+}

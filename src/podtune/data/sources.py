@@ -1,0 +1,193 @@
+"""Where rows come from: a source of the run file -> its files -> records, streamed. Used by prepare, inspect and init."""
+
+import glob
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from podtune.config.errors import UserError
+from podtune.config.rows import Source
+from podtune.data.open_files import DataFile, file_system, split_compression
+from podtune.data.read_json import read_json, read_jsonl
+from podtune.data.read_tables import read_csv, read_parquet, read_tsv
+from podtune.data.read_text import read_text, read_tfrecord
+from podtune.data.rows import Record
+
+Reader = Callable[[DataFile], Iterator[Record]]
+
+FORMATS: Mapping[str, Reader] = {
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "csv": read_csv,
+    "tsv": read_tsv,
+    "parquet": read_parquet,
+    "text": read_text,
+    "tfrecord": read_tfrecord,
+}
+
+_ENDINGS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
+    ".txt": "text", ".text": "text", ".md": "text", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord",
+}  # fmt: skip
+_SHARD = re.compile(r"-\d+-of-\d+$")  # TensorFlow names shards after the ending: train.tfrecord-00000-of-00008
+_GLOB = re.compile(r"[*?\[]")
+_READ = "jsonl, json, csv, tsv, parquet, txt, md and tfrecord, each also with .gz or .zst"
+
+
+def list_files(source: Source) -> tuple[DataFile, ...]:
+    """The files of a source, sorted by name. Raises UserError when there are none, or of a kind podtune cannot read."""
+    path = source.path
+    if path.startswith("hub://"):
+        files = _hub_files(source)
+    elif "://" in path:
+        files = _remote_files(path)
+    else:
+        files = _local_files(path)
+    if source.split and not path.startswith("hub://"):
+        raise UserError(f"data: split: {source.split}: only Hub datasets have splits; {path} is not one (hub://...).")
+    return files
+
+
+def read_file(file: DataFile) -> Iterator[Record]:
+    """The records of one file, streamed. Raises UserError naming the file, the line or record, and the column."""
+    return FORMATS[file.format](file)
+
+
+def read_records(source: Source) -> Iterator[Record]:
+    """The records of all files of a source, in the order of list_files."""
+    for file in list_files(source):
+        yield from read_file(file)
+
+
+def format_of(name: str) -> tuple[str, str] | None:
+    """The format and the compression that a file name stands for; None when it stands for none that is read."""
+    plain, compression = split_compression(_SHARD.sub("", name.lower()))
+    found = _ENDINGS.get(Path(_SHARD.sub("", plain)).suffix)
+    return (found, compression) if found else None
+
+
+def _local_files(path: str) -> tuple[DataFile, ...]:
+    here = Path(path).expanduser()
+    if here.is_dir():
+        inside = sorted(p for p in here.rglob("*") if p.is_file() and not _hidden(p.relative_to(here).parts))
+        names = [str(p) for p in inside if format_of(p.name)]
+        if not names:
+            what = f"{len(inside)} files, none of which podtune reads" if inside else "no files"
+            raise UserError(f"{path}: the folder holds {what}. It reads {_READ}.")
+        return _one_kind(path, [_local(name) for name in names])
+    if here.exists():
+        return (_local(str(here)),)
+    if _GLOB.search(path):
+        names = sorted(name for name in glob.glob(str(here), recursive=True) if Path(name).is_file())
+        if not names:
+            raise UserError(f"{path}: the pattern matches no file (looked from {Path.cwd()}).")
+        return tuple(_local(name) for name in names)
+    raise UserError(f"{path}: there is no such file or folder{_nearest(here)}.")
+
+
+def _local(name: str) -> DataFile:
+    found = format_of(name)
+    if found is None:
+        raise UserError(f"{name}: podtune does not know this kind of file. It reads {_READ}.")
+    return DataFile(name, *found, local=Path(name))
+
+
+def _hidden(parts: Sequence[str]) -> bool:
+    return any(part.startswith((".", "_")) for part in parts)
+
+
+def _one_kind(path: str, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    """The files of a folder, which must be of one kind: a LICENSE.txt beside the data is not data."""
+    kinds: dict[str, int] = {}
+    for file in files:
+        kinds[file.format] = kinds.get(file.format, 0) + 1
+    kinds_without_notes = {kind: count for kind, count in kinds.items() if kind != "text"}
+    if len(kinds) > 1:
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        kind = next(iter(kinds_without_notes))
+        raise UserError(f"{path}: the folder holds several kinds of file ({listed}). Name one: {path}/*.{kind}")
+    return tuple(files)
+
+
+def _nearest(path: Path) -> str:
+    """The name beside the missing one that is most like it."""
+    import difflib
+
+    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    if near:
+        return f'; did you mean "{path.parent / near[0]}"?'
+    return "" if path.parent.is_dir() else f" (nor a folder {path.parent})"
+
+
+def _remote_files(url: str) -> tuple[DataFile, ...]:
+    system, path = file_system(url)
+    scheme = url.partition("://")[0]
+    try:
+        if _GLOB.search(path):
+            found: list[str] = sorted(system.glob(path))
+            infos = [system.info(name) for name in found]
+        else:
+            info = system.info(path)
+            inside = system.find(path, detail=True).values() if info["type"] == "directory" else [info]
+            infos = sorted(inside, key=lambda entry: str(entry["name"]))
+    except FileNotFoundError as error:
+        raise UserError(f"{url}: there is no such file or folder.") from error
+    except Exception as error:  # each storage has exceptions of its own for a key that is wrong or missing
+        raise UserError(
+            f"{url}: cannot be reached: {error}. `podtune doctor` says which credentials there are."
+        ) from error
+    files = [_remote(scheme, info) for info in infos if info["type"] == "file" and format_of(str(info["name"]))]
+    if not files:
+        what = "the pattern matches no file" if _GLOB.search(path) else "there is no file of a kind that podtune reads"
+        raise UserError(f"{url}: {what}. It reads {_READ}.")
+    return tuple(files) if _GLOB.search(path) else _one_kind(url, files)
+
+
+def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:
+    name = str(info["name"])
+    found = format_of(name)
+    assert found is not None, "filtered before"
+    version = next((info[key] for key in ("etag", "ETag", "md5Hash", "crc32c", "mtime", "created") if key in info), "")
+    return DataFile(f"{scheme}://{name.lstrip('/')}", *found, signature=f"{info.get('size')}-{version}")
+
+
+def _hub_files(source: Source) -> tuple[DataFile, ...]:
+    """The files of a Hub dataset: its Parquet, JSONL, JSON or CSV, those of one split where it is named."""
+    from podtune.hub.download import fetch_dataset
+
+    address = source.path.removeprefix("hub://")
+    repository, _, split = address.partition(":")
+    name, _, revision = repository.partition("@")
+    folder = fetch_dataset(name, revision=revision or None)
+    names = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder).parts))
+    files = [DataFile(f"hub://{repository}/{p.relative_to(folder)}", *found, local=p)
+             for p in names if (found := format_of(p.name)) and found[0] != "text" and not _is_metadata(p.name)]  # fmt: skip
+    if not files:
+        raise UserError(f"{source.path}: the dataset holds no file that podtune reads ({_READ}).")
+    return _of_split(source.path, files, source.split or split or None)
+
+
+def _is_metadata(name: str) -> bool:
+    return name in ("dataset_infos.json", "dataset_info.json", "state.json", "config.json")
+
+
+def _of_split(path: str, files: Sequence[DataFile], split: str | None) -> tuple[DataFile, ...]:
+    """Files by the split that their names tell; the train split unless another is asked for."""
+    splits: dict[str, list[DataFile]] = {}
+    for file in files:
+        splits.setdefault(_split_in(file.origin), []).append(file)
+    known = ", ".join(sorted(splits))
+    if split is not None:
+        if split not in splits:
+            raise UserError(f"{path}: there is no split {split}; it has {known}.")
+        return _one_kind(path, splits[split])
+    return _one_kind(path, splits.get("train") or next(iter(splits.values())))
+
+
+def _split_in(origin: str) -> str:
+    words = re.split(r"[^a-z]+", origin.rpartition("hub://")[2].partition("/")[2].partition("/")[2].lower())
+    names = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
+             "dev": "validation", "eval": "validation", "test": "test", "testing": "test"}  # fmt: skip
+    return next((names[word] for word in reversed(words) if word in names), "train")
