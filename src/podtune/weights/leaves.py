@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from podtune.weights.tree import static, weight_dataclass
@@ -47,13 +48,22 @@ def linear(x: Float[Array, "..."], weight: Weight, *, inputs: int = 1) -> Float[
     """x (…, in…) times weight (in…, out…), contracting `inputs` dimensions; in x's dtype. The one place for this."""
     if not isinstance(weight, LoRA):
         return _contract(x, weight.astype(x.dtype), inputs)
-    dropping = weight.dropout > 0 and weight.dropout_key is not None
-    if x.dtype == jnp.float32 and not dropping:
+    dropped = x
+    if weight.dropout > 0 and weight.dropout_key is not None:
+        dropped = _drop(x, weight.dropout, weight.dropout_key)
+    elif x.dtype == jnp.float32:
         return _merged_linear(inputs, weight.scale, x, weight.base.astype(x.dtype), weight.a, weight.b)
     # In bfloat16 the sum of base and update would round the update away, so the two products are added instead.
-    update_input = _drop(x, weight.dropout, weight.dropout_key) if dropping else x
-    update = _contract(_contract(update_input, weight.a.astype(x.dtype), inputs), weight.b.astype(x.dtype), 1)
+    update = _contract(_contract(dropped, weight.a.astype(x.dtype), inputs), weight.b.astype(x.dtype), 1)
     return _contract(x, weight.base.astype(x.dtype), inputs) + weight.scale * update
+
+
+def linear_transposed(x: Float[Array, "*rows outputs"], weight: Weight) -> Float[Array, "*rows inputs"]:
+    """x times the transpose of weight (in, out): an embedding (vocab, embed) used as output projection."""
+    if not isinstance(weight, LoRA):
+        return _contract_last(x, weight.astype(x.dtype))
+    update = _contract_last(_contract_last(x, weight.b.astype(x.dtype)), weight.a.astype(x.dtype))
+    return _contract_last(x, weight.base.astype(x.dtype)) + weight.scale * update
 
 
 def lookup(weight: Weight, ids: Int[Array, "*batch"], *, dtype: Any) -> Float[Array, "*batch embed"]:
@@ -64,19 +74,23 @@ def lookup(weight: Weight, ids: Int[Array, "*batch"], *, dtype: Any) -> Float[Ar
     return (weight.base[ids] + update).astype(dtype)
 
 
-def as_array(weight: Weight) -> Array:
-    """The weight as one array, its update added in float32, in the dtype of the base."""
+def as_array(weight: Weight, *, dtype: DTypeLike | None = None) -> Array:
+    """The weight as one array, its update added in float32; in the dtype of the base unless told otherwise."""
     if not isinstance(weight, LoRA):
-        return weight
+        return weight if dtype is None else weight.astype(dtype)
     stacked = weight.b.ndim + weight.a.ndim - 2 != weight.base.ndim
     product = jax.vmap(lambda a, b: _contract(a, b, 1)) if stacked else (lambda a, b: _contract(a, b, 1))
     update = weight.scale * product(weight.a.astype(jnp.float32), weight.b.astype(jnp.float32))
-    return (weight.base.astype(jnp.float32) + update).astype(weight.base.dtype)
+    return (weight.base.astype(jnp.float32) + update).astype(weight.base.dtype if dtype is None else dtype)
 
 
 def _contract(x: Array, weight: Array, inputs: int) -> Array:
     dimensions = (tuple(range(x.ndim - inputs, x.ndim)), tuple(range(inputs)))
     return lax.dot_general(x, weight, (dimensions, ((), ())))
+
+
+def _contract_last(x: Array, weight: Array) -> Array:
+    return lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
 
 
 def _drop(x: Array, rate: float, key: PRNGKeyArray) -> Array:

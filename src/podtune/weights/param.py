@@ -62,6 +62,9 @@ class Param:
     def output_shape(self) -> tuple[int, ...]:
         return self.shape[int(self.is_stacked) + self.inputs :]
 
+    def of_dtype(self, dtype: DTypeLike) -> Param:
+        return dataclasses.replace(self, dtype=dtype)
+
     def stacked(self, layers: int) -> Param:
         """This array, once per layer, on a new leading dimension."""
         return dataclasses.replace(self, shape=(layers, *self.shape), axes=("layers", *self.axes))
