@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jaxtyping import PRNGKeyArray
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
@@ -95,15 +96,19 @@ def join(marked: Any, rest: Any) -> Any:
     )
 
 
-def with_dropout(weights: Any, key: jax.Array) -> Any:
-    """The weights with a dropout key in every adapter that asks for one; stacked adapters get a key per layer."""
+def with_dropout(weights: Any, keys: PRNGKeyArray) -> Any:
+    """The weights with dropout keys in every adapter that asks for them: one per row, for stacked adapters per layer.
+
+    keys: one per row, so that what a row drops does not depend on which rows are beside it.
+    """
 
     def one(name: str, leaf: Any) -> Any:
         if not isinstance(leaf, LoRA) or leaf.dropout == 0:
             return leaf
-        own = named_key(key, name)
-        stacked = leaf.a.ndim + leaf.b.ndim - 2 != leaf.base.ndim
-        return dataclasses.replace(leaf, dropout_key=jax.random.split(own, leaf.a.shape[0]) if stacked else own)
+        own = jax.vmap(lambda key: named_key(key, name))(keys)
+        if leaf.a.ndim + leaf.b.ndim - 2 != leaf.base.ndim:
+            own = jax.vmap(lambda key: jax.random.split(key, leaf.a.shape[0]), out_axes=1)(own)
+        return dataclasses.replace(leaf, dropout_key=own)
 
     return map_named(one, weights, is_leaf=is_weight)
 

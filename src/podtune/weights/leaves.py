@@ -25,7 +25,8 @@ class LoRA(Generic[Leaf]):
     """A frozen weight and a low-rank update to it: base + scale * a b (Hu et al. 2021, eq. 3).
 
     base: (in…, out…); a: (in…, rank); b: (rank, out…), each with a leading `layers` when stacked.
-    dropout_key: set for one training step by `adapters.with_dropout`; drops inputs of the update only, as PEFT does.
+    dropout_key: keys, one per row, set for one training step by `adapters.with_dropout`; drops inputs of the update
+    only, as PEFT does.
     """
 
     base: Leaf
@@ -93,8 +94,9 @@ def _contract_last(x: Array, weight: Array) -> Array:
     return lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
 
 
-def _drop(x: Array, rate: float, key: PRNGKeyArray) -> Array:
-    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+def _drop(x: Array, rate: float, keys: PRNGKeyArray) -> Array:
+    """keys: one per row of x."""
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
