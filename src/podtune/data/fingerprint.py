@@ -1,0 +1,81 @@
+"""Names prepared data by what went into it: the bytes of the data, the tokenizer and its template, the settings that
+change a row, and the version of our own encoding. The same bytes under another name have the same fingerprint.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from podtune.config.errors import UserError
+
+ENCODING_VERSION = 1  # raise it whenever equal inputs would give other rows than before
+_BLOCK = 8 << 20
+
+
+def fingerprint_of(parts: dict[str, Any]) -> str:
+    """32 hexadecimal digits of everything in `parts`, whatever the order of its keys."""
+    text = json.dumps({**parts, "encoding": ENCODING_VERSION}, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class FileHashes:
+    """SHA-256 of local files; remembered by (path, size, time of change) so that a known file is not read again."""
+
+    def __init__(self, memory: Path | None) -> None:
+        self._memory = memory
+        self._known: dict[str, list[Any]] = _read_memory(memory)
+        self._changed: dict[str, list[Any]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, paths: Sequence[Path], advance: Callable[[int], None] = lambda count: None) -> list[str]:
+        """The digests, in order; `advance` is told bytes as they are read. Raises UserError for an unreadable file."""
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # hashlib lets go of the interpreter lock
+            digests = list(pool.map(self._digest, paths, repeat(advance)))
+        self._remember()
+        return digests
+
+    def _digest(self, path: Path, advance: Callable[[int], None]) -> str:
+        name = str(path.resolve())
+        try:
+            status = os.stat(name)
+            stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
+            known = self._known.get(name)
+            if known is not None and known[:-1] == stamp:
+                advance(status.st_size)
+                return known[-1]
+            digest = hashlib.sha256()
+            with open(name, "rb") as file:
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+                    advance(len(block))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        with self._lock:
+            self._changed[name] = [*stamp, digest.hexdigest()]
+        return digest.hexdigest()
+
+    def _remember(self) -> None:
+        if self._memory is None or not self._changed:
+            return
+        known = {**_read_memory(self._memory), **self._changed}  # another process may have added some meanwhile
+        self._known, self._changed = known, {}
+        unfinished = self._memory.with_name(f"{self._memory.name}.{os.getpid()}.tmp")
+        try:
+            self._memory.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_text(json.dumps(known))
+            unfinished.replace(self._memory)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # only a shortcut: without it the file is read again next time
+
+
+def _read_memory(memory: Path | None) -> dict[str, list[Any]]:
+    try:
+        return json.loads(memory.read_text()) if memory is not None else {}
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,124 @@
+"""The seam to sources, shapes and templates: what preparing needs of one source of rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast
+
+from podtune.config.errors import UserError
+from podtune.config.rows import Data, Source, TrainOn
+from podtune.data.chat import Prompt, encode_rows, prompt_of
+from podtune.data.open_files import DataFile
+from podtune.data.rows import Example, Record, Refused, Row, place
+from podtune.data.shapes import SNIFFED_RECORDS, RowShape, sniff_shape, to_row
+from podtune.data.sources import list_files, read_file
+from podtune.hub.tokenizer import Tokenizer
+
+_CHUNK_ROWS = 1024
+_CHUNK_CHARACTERS = 2 << 20
+
+
+@dataclass(frozen=True)
+class Input:
+    """One source of rows and its files."""
+
+    source: Source
+    data: Data
+    files: tuple[DataFile, ...]
+
+    @property
+    def name(self) -> str:
+        return self.source.path
+
+    @property
+    def weight(self) -> float:
+        return self.source.weight
+
+    @property
+    def local_files(self) -> tuple[Path, ...]:
+        """The files whose bytes can be had here."""
+        return tuple(file.local for file in self.files if file.local is not None)
+
+    def identity(self, digests: Mapping[Path, str]) -> list[Any]:
+        """What distinguishes this source in a fingerprint: its bytes and how they are read, not where they are."""
+        files = [
+            [file.format, file.compression, digests[file.local] if file.local is not None else file.signature]
+            for file in self.files
+        ]
+        return [files, self._shape, self._columns]
+
+    @property
+    def _shape(self) -> Any:
+        return self.source.shape or self.data.shape
+
+    @property
+    def _columns(self) -> dict[str, str]:
+        return cast(dict[str, str], self.source.columns or self.data.columns)
+
+    def read(self) -> tuple[RowShape | None, Iterator[Record]]:
+        """The shape of the records, and the records; no shape when there are none. Raises UserError."""
+        records = chain.from_iterable(map(read_file, self.files))
+        first = list(islice(records, SNIFFED_RECORDS))
+        shape = sniff_shape(first, shape=self._shape, columns=self._columns) if first else None
+        return shape, chain(first, records)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Records of one shape to examples. Goes to the workers."""
+
+    tokenizer: Tokenizer
+    train_on: TrainOn
+    shape: RowShape
+
+    def encode(self, records: Sequence[Record]) -> list[tuple[Row | None, Example | Refused]]:
+        """What each record becomes, and the row on the way there if it got that far."""
+        chat = self.tokenizer.chat_template is not None
+        done: list[tuple[Row | None, Example | Refused] | None] = [None] * len(records)
+        rows: list[tuple[int, Row]] = []
+        for at, record in enumerate(records):
+            try:
+                rows.append((at, to_row(record, self.shape, chat=chat)))
+            except UserError as error:
+                reason = str(error).removeprefix(place(record.origin, record.number) + ": ")
+                done[at] = (None, Refused("invalid", reason, record.origin, record.number))
+        examples = encode_rows([row for _, row in rows], self.tokenizer, self.train_on)
+        for (at, row), example in zip(rows, examples, strict=True):
+            done[at] = (row, example)
+        return [entry for entry in done if entry is not None]
+
+    def prompt_of(self, row: Row) -> Prompt | None:
+        """What the row asks and answers, if it does."""
+        return prompt_of(row, self.tokenizer)
+
+
+def open_input(data: Data, source: Source) -> Input:
+    """Raises UserError when there is no such source."""
+    return Input(source, data, list_files(source))
+
+
+def chunked(records: Iterator[Record]) -> Iterator[list[Record]]:
+    """Runs of records, neither too many nor too long together."""
+    chunk: list[Record] = []
+    characters = 0
+    for record in records:
+        chunk.append(record)
+        characters += characters_in(record.value)
+        if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def characters_in(value: Any) -> int:
+    """About how much text a record holds."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(characters_in, cast(dict[str, Any], value).values()))
+    if isinstance(value, list):
+        items = cast(list[Any], value)
+        return 4 * len(items) if items and isinstance(items[0], int) else sum(map(characters_in, items))
+    return 8

@@ -1,0 +1,84 @@
+"""Worker processes for preparing: tasks stream in, results stream out, and little work needs no process at all."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from podtune.config.errors import RunFailure
+
+Shared = TypeVar("Shared")
+Result = TypeVar("Result")
+
+_shared: Any = None  # what the tasks of this worker process have in common
+
+
+class Workers(Generic[Shared]):
+    """Runs function(shared, *task) for many tasks in `count` processes; with a count of 0, in this one.
+
+    Processes are spawned, not forked: the parent may hold threads of tokenizers or an accelerator.
+    """
+
+    def __init__(self, count: int, shared: Shared) -> None:
+        self.count = count
+        self.shared = shared
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
+        """Results in the order in which they are ready. Raises what a task raised, RunFailure when a worker died."""
+        waiting: set[Future[Result]] = set()
+        try:
+            for task in tasks:
+                if self.count < 1:
+                    yield function(self.shared, *task)
+                    continue
+                if len(waiting) >= 2 * self.count:
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+                waiting.add(self._started().submit(_run_task, function, task))
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        except BrokenProcessPool as error:
+            raise RunFailure(
+                "a preparing process was killed, most often for lack of memory. What is finished is kept: "
+                "run again with data.workers: 1, or on a machine with more memory."
+            ) from error
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.count, context, _begin_worker, (self.shared,))
+        return self._pool
+
+    def __enter__(self) -> "Workers[Shared]":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin_worker(shared: Any) -> None:
+    global _shared
+    _shared = shared
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process per core is threads enough
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then sends no more tasks
+    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _leave_with_parent(parent: int) -> None:
+    """A parent killed outright cannot tell its workers."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _run_task(function: Callable[..., Result], task: tuple[Any, ...]) -> Result:
+    return function(_shared, *task)
