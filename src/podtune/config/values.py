@@ -129,10 +129,10 @@ class Kind:
 class Real(Kind):
     """A finite number. `1e-4`, `"1e-4"` and `0.0001` are one and the same."""
 
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    below: float | None = None
+    at_least: int | float | None = None
+    above: int | float | None = None
+    at_most: int | float | None = None
+    below: int | float | None = None
 
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
