@@ -185,7 +185,9 @@ def _encode(job: _Job, show: PrepareProgress) -> tuple[list[Chunk], list[str]]:
     return whole, shapes
 
 
-def _select(job: _Job, examples: Examples, reports: list[SourceReport], notes: list[str]) -> tuple[Examples, Examples]:
+def _select(
+    job: _Job, chunks: Sequence[Chunk], reports: list[SourceReport], notes: list[str]
+) -> tuple[Examples, Examples]:
     """Examples as one epoch of training sees them, and the held-out ones. Completes the reports and the notes."""
 
     def where(at: int) -> str:
