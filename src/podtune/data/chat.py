@@ -16,7 +16,7 @@ from jaxtyping import Bool
 
 from podtune.config.rows import TrainOn
 from podtune.data.masks import Offsets, mask_spans
-from podtune.data.rows import Completion, Conversation, Example, Refused, RefusedKind, Row, Text, Tokens
+from podtune.data.rows import Completion, Conversation, Example, Message, Refused, RefusedKind, Row, Text, Tokens
 from podtune.data.templates import ChatTemplate, TemplateRefusal, template_messages
 from podtune.data.turns import CONTENT, FIRST_TOOL_NAME, REASONING, LostTurn, Span, TurnFinder, Turns
 from podtune.hub.tokenizer import Tokenizer
@@ -25,6 +25,7 @@ NOTES = {
     "control_tokens": "hold the text of a control token in a message, which the tokenizer reads as the token itself",
     "no_turn_end": "have a trained turn that no token ends, so the model does not learn to stop there",
     "content_left_out": "have text beside tool calls that the chat template leaves out",
+    "content_changed": "have text that the chat template changes (reasoning taken out of an earlier answer, say)",
     "reasoning_left_out": "have reasoning in earlier turns that the chat template leaves out",
     "border": "have a token that holds both the end of the prompt and the start of the completion; it is trained",
     "no_end_of_text": "end without an end-of-text token, for the tokenizer has none",
@@ -183,15 +184,22 @@ class _Encoder:
                     notes.append("content_left_out")
             else:
                 what = "the tool calls" if part >= FIRST_TOOL_NAME else "the content"
-                return (), _refuse(
-                    row, "not_rendered", f"the chat template leaves out {what} of message {index + 1} ({message.role}). "
-                    "Use a template that renders it, or take it out of the data",
-                )  # fmt: skip
-        if any(
-            self._has_control_token(m.content) or self._has_control_token(m.reasoning) for m in conversation.messages
-        ):
+                reason = (
+                    f"the chat template leaves out {what} of message {index + 1} ({message.role}). "
+                    "Use a template that renders it, or take it out of the data"
+                )
+                return (), _refuse(row, "not_rendered", reason)
+        if turns.changed:
+            notes.append("content_changed")
+        if any(self._types_control_tokens(message) for message in conversation.messages):
             notes.append("control_tokens")
         return tuple(notes), None
+
+    def _types_control_tokens(self, message: Message) -> bool:
+        """An assistant may write control tokens, such as <think>, but not one that ends its turn."""
+        if message.role == "assistant":
+            return self.template.turn_ends.search(message.content or "") is not None
+        return self._has_control_token(message.content)
 
     def _has_control_token(self, text: str | None) -> bool:
         return bool(text) and self.template.control_tokens.search(text) is not None

@@ -10,7 +10,9 @@ difference that replacing its content alone makes.
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 from podtune.data.rows import Conversation, Message
@@ -46,10 +48,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns found, by message, and the (message, part) that the template left out."""
+    """The turns found, by message; the (message, part) that the template left out; the messages whose content it has
+    changed by more than white space."""
 
     turns: dict[int, Turn]
     left_out: tuple[tuple[int, int], ...]
+    changed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +156,15 @@ class TurnFinder:
             if there:
                 found.append((min(start for start, _ in there), max(end for _, end in there), index))
         found.sort()
-        if any(end > start for (_, end, _), (start, _, _) in zip(found, found[1:], strict=False)):
+        if any(end > start for (_, end, _), (start, _, _) in pairwise(found)):
             raise LostTurn("the template mixes the contents of different messages")
         turns = self._turns(conversation, messages, text, {index: (start, end) for start, end, index in found})
-        return Turns({turn.message: turn for turn in turns}, tuple(left_out))
+        changed = tuple(
+            index
+            for start, end, index in found
+            if not any(form in text[start:end] for form in _forms(conversation.messages[index], CONTENT))
+        )
+        return Turns({turn.message: turn for turn in turns}, tuple(left_out), changed)
 
     def _difference(
         self, conversation: Conversation, messages: TemplateMessages, at: tuple[int, int], sentinel: str, text: str
@@ -207,22 +216,36 @@ class TurnFinder:
         it end, where its own begin."""
         index, before, content = at
         asks, header = self.template.generation_prompt, self.template.answer_header
-        if index:
-            try:
-                prompt = self.template.render(messages[:index], conversation.tools, prompt=True)
-            except TemplateRefusal:
-                prompt = ""
-            common = _common_prefix(prompt, whole)
-            if asks and common > len(prompt) - len(asks) and before <= common <= content:
-                return common
-            if prompt and not asks and common == len(prompt) and before <= common <= content:
-                return min(common + (len(header) if whole.startswith(header, common) else 0), content)
+        for prompt, begin in self._prompts(conversation, messages, index, before):
+            common = _common_prefix(prompt, whole[begin:content])
+            asked = common > len(prompt) - len(asks) if asks else common == len(prompt)
+            if asked and begin + common >= before:
+                start = begin + common
+                return min(start + (len(header) if whole.startswith(header, start) else 0), content)
         wanted = asks or header
         for length in range(len(wanted), 0, -1):
             found = whole.rfind(wanted[:length], before, content)
             if found >= 0 and wanted[:length].strip():
                 return found + length
         return content
+
+    def _prompts(
+        self, conversation: Conversation, messages: TemplateMessages, index: int, before: int
+    ) -> Iterator[tuple[str, int]]:
+        """Texts that ask for message `index`, and where in the whole each should begin: the rendered messages before
+        it; and, for templates whose whole does not begin with that, what they end with after the last content."""
+        if not index:
+            return
+        with suppress(TemplateRefusal):
+            yield self.template.render(messages[:index], conversation.tools, prompt=True), 0
+        sentinel = chr(FIRST_SENTINEL)
+        blank = [
+            _replaced(message.for_template(), dict.fromkeys(_parts(message), sentinel))
+            for message in conversation.messages[:index]
+        ]
+        with suppress(TemplateRefusal):
+            prompt = self.template.render(blank, conversation.tools, prompt=True)
+            yield prompt[prompt.rfind(sentinel) + 1 :], before
 
     def _unmarked_end(
         self, conversation: Conversation, messages: TemplateMessages, whole: str, at: tuple[int, int, int]
@@ -320,7 +343,7 @@ def _forms(message: Message, part: int) -> Iterator[str]:
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """How many characters two texts share at their start, by halving: comparing slices costs no Python per character."""
+    """How many characters two texts share at their start, by halving: comparing slices is fast."""
     same, different = 0, min(len(one), len(other)) + 1
     while different - same > 1:
         middle = (same + different) // 2
