@@ -145,7 +145,7 @@ class Real(Kind):
             raise ValueError
         return number
 
-    def _holds(self, number: float) -> bool:
+    def _holds(self, number: int | float) -> bool:
         return (
             (self.at_least is None or number >= self.at_least)
             and (self.above is None or number > self.above)
