@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -16,6 +17,7 @@ from podtune.config.errors import UserError
 
 ENCODING_VERSION = 1  # raise it whenever equal inputs would give other rows than before
 _BLOCK = 8 << 20
+_SETTLED_NS = 1_000_000_000  # a younger file could be written again without a new time of change
 
 
 def fingerprint_of(parts: dict[str, Any]) -> str:
@@ -30,7 +32,8 @@ class FileHashes:
     def __init__(self, memory: Path | None) -> None:
         self._memory = memory
         self._known: dict[str, list[Any]] = _read_memory(memory)
-        self._changed: dict[str, list[Any]] = {}
+        self._learnt: dict[str, list[Any]] = {}
+        self._stamps: dict[Path, list[int]] = {}
         self._lock = threading.Lock()
 
     def of(self, paths: Sequence[Path], advance: Callable[[int], None] = lambda count: None) -> list[str]:
@@ -40,14 +43,17 @@ class FileHashes:
         self._remember()
         return digests
 
+    def changed(self, paths: Sequence[Path]) -> list[Path]:
+        """Those of the paths, all given to of() before, that have been written to since."""
+        return [path for path in paths if _stamp(path) != self._stamps[path]]
+
     def _digest(self, path: Path, advance: Callable[[int], None]) -> str:
         name = str(path.resolve())
         try:
-            status = os.stat(name)
-            stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
+            stamp = self._stamps[path] = _stamp(path)
             known = self._known.get(name)
             if known is not None and known[:-1] == stamp:
-                advance(status.st_size)
+                advance(stamp[0])
                 return known[-1]
             digest = hashlib.sha256()
             with open(name, "rb") as file:
@@ -56,15 +62,16 @@ class FileHashes:
                     advance(len(block))
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-        with self._lock:
-            self._changed[name] = [*stamp, digest.hexdigest()]
+        if time.time_ns() - stamp[1] > _SETTLED_NS:
+            with self._lock:
+                self._learnt[name] = [*stamp, digest.hexdigest()]
         return digest.hexdigest()
 
     def _remember(self) -> None:
-        if self._memory is None or not self._changed:
+        if self._memory is None or not self._learnt:
             return
-        known = {**_read_memory(self._memory), **self._changed}  # another process may have added some meanwhile
-        self._known, self._changed = known, {}
+        known = {**_read_memory(self._memory), **self._learnt}  # another process may have added some meanwhile
+        self._known, self._learnt = known, {}
         unfinished = self._memory.with_name(f"{self._memory.name}.{os.getpid()}.tmp")
         try:
             self._memory.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +79,11 @@ class FileHashes:
             unfinished.replace(self._memory)
         except OSError:
             unfinished.unlink(missing_ok=True)  # only a shortcut: without it the file is read again next time
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def _read_memory(memory: Path | None) -> dict[str, list[Any]]:

@@ -32,10 +32,6 @@ class Input:
         return self.source.path
 
     @property
-    def weight(self) -> float:
-        return self.source.weight
-
-    @property
     def local_files(self) -> tuple[Path, ...]:
         """The files whose bytes can be had here."""
         return tuple(file.local for file in self.files if file.local is not None)

@@ -47,15 +47,13 @@ def preparation_lock(path: Path, *, waiting: Callable[[str], None], poll_seconds
 
 
 def _create(path: Path, owner: dict[str, Any]) -> bool:
-    """Puts a whole lock file there, unless there is one."""
-    unfinished = path.with_name(f"{path.name}.{owner['token']}.tmp")
-    unfinished.write_text(json.dumps(owner))
+    """Puts the lock file there, unless there is one."""
     try:
-        os.link(unfinished, path)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return False
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with open(descriptor, "w") as file:
+        json.dump(owner, file)
     return True
 
 

@@ -9,6 +9,9 @@ from jaxtyping import Bool, Int32, Int64, UInt64
 
 from podtune.config.errors import UserError
 from podtune.data.prepare_encode import Chunk
+from podtune.data.prepare_job import Job
+from podtune.data.prepare_report import REASON_EQUAL, SourceReport
+from podtune.data.rows import place
 
 AUTO_FRACTION, AUTO_ROWS = 0.05, 500
 
@@ -55,6 +58,41 @@ def join_chunks(chunks: Sequence[Chunk]) -> Examples:
         number=join([chunk.numbers for chunk in chunks], wide),
         origin=join([chunk.origins for chunk in chunks], none),
     )
+
+
+def select(
+    job: Job, chunks: Sequence[Chunk], reports: list[SourceReport], notes: list[str]
+) -> tuple[Examples, Examples]:
+    """Examples as one epoch of training sees them, and the held-out ones. Completes the reports and the notes."""
+
+    def where(at: int) -> str:
+        chunk = chunks[int(train.chunk[at])]
+        return place(chunk.origin_names[int(train.origin[at])], int(train.number[at]))
+
+    examples = join_chunks(chunks)
+    train = examples.where(examples.source < job.train_inputs)
+    validation = examples.where(examples.source >= job.train_inputs)
+    kept = first_of_equals(train)
+    repeated = int(np.count_nonzero(~kept & (train.piece == 0)))
+    if job.data.deduplicate:
+        for source in range(job.train_inputs):
+            gone = ~kept & (train.source == source) & (train.piece == 0)
+            for at in np.flatnonzero(gone).tolist():
+                reports[source].dropped.add(REASON_EQUAL, where(at))
+            reports[source].kept -= int(np.count_nonzero(gone))
+        train = train.where(kept)
+    elif repeated:
+        notes.append(f"{repeated:,} rows are equal to an earlier one; data.deduplicate: true drops them")
+    if isinstance(job.data.validation, tuple):
+        shared = int(np.isin(validation.digest[validation.piece == 0, 0], train.digest[:, 0]).sum())
+        if shared:
+            notes.append(f"{shared:,} validation rows are also trained on")
+    else:
+        held_out, note = held_out_rows(train, job.data.validation)
+        notes += [note] if note else []
+        validation, train = train.where(held_out), train.where(~held_out)
+    weights = [source.weight for source in job.data.train]
+    return train.where(passes(train, weights)), validation
 
 
 def first_of_equals(examples: Examples) -> Bool[np.ndarray, "examples"]:

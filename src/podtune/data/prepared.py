@@ -5,6 +5,7 @@ their indexes for each split, and `held_out.json`.
 """
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -113,7 +114,10 @@ def write_manifest(prepared: Prepared, folder: Path, settings: dict[str, Any]) -
         "report": prepared.report.to_json(),
     }
     unfinished = folder / (MANIFEST + ".tmp")
-    unfinished.write_text(json.dumps(manifest, indent=1))
+    with open(unfinished, "w") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
     unfinished.replace(folder / MANIFEST)
 
 

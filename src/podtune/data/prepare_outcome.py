@@ -1,0 +1,73 @@
+"""What became of the rows, over all chunks: the report of each source, and the refusals that end a preparation."""
+
+from collections.abc import Sequence
+
+from podtune.config.errors import UserError
+from podtune.data.prepare_encode import Chunk
+from podtune.data.prepare_job import Job
+from podtune.data.prepare_report import DROPPED, SourceReport, Tally
+from podtune.data.prepare_select import Examples
+
+REFUSALS = {
+    "nothing_to_train": "with nothing to train on",
+    "too_long": "longer than max_length (data.too_long is refuse; drop or truncate would go on)",
+    "template": "refused by the chat template",
+    "not_rendered": "not rendered whole by the chat template",
+    "invalid": "of the wrong form",
+}
+
+
+def source_reports(job: Job, chunks: Sequence[Chunk]) -> list[SourceReport]:
+    """Adds up what the chunks of each source say."""
+    reports = [SourceReport(entry.name, entry.source.weight) for entry in job.inputs]
+    for chunk in chunks:
+        summary = chunk.summary
+        report = reports[summary.source]
+        report.read += summary.read
+        report.kept += summary.kept
+        report.dropped.merge(summary.dropped)
+        report.changed.merge(summary.changed)
+        report.noted.merge(summary.notes)
+    return reports
+
+
+def refuse_faults(chunks: Sequence[Chunk], *, read_all: bool) -> None:
+    """Raises UserError naming the first refused rows of each kind, and how many there are."""
+    refused = Tally()
+    for chunk in chunks:
+        refused.merge(chunk.summary.refused)
+    if not refused.total:
+        return
+    read = sum(chunk.summary.read for chunk in chunks)
+    lines = [f"{_rows(refused.total)} of {read:,} read cannot be trained on."]
+    if not read_all:
+        lines[0] += " The rest was not read."
+    for kind, count in refused.counts.items():
+        named = refused.places[kind]
+        lines.append(f"{_rows(count)} {REFUSALS[kind]}:")
+        lines += [f"  {place}" for place in named]
+        lines += [f"  … and {count - len(named):,} more"] if count > len(named) else []
+    lines.append("Mend or remove them and run again.")
+    raise UserError("\n".join(lines))
+
+
+def refuse_nothing(job: Job, examples: Examples, reports: Sequence[SourceReport], split: str) -> None:
+    """Raises UserError when no example is left of the reported sources."""
+    if len(examples):
+        return
+    where = ", ".join(report.name for report in reports)
+    read = sum(report.read for report in reports)
+    if not read:
+        raise UserError(f"{where}: no rows. There is nothing for the {split} split.")
+    dropped = Tally()
+    for report in reports:
+        dropped.merge(report.dropped)
+    why = "; ".join(f"{_rows(count)} {DROPPED[reason]}" for reason, count in dropped.counts.items())
+    raise UserError(
+        f"{where}: none of {_rows(read)} is left for the {split} split ({why or 'the weights leave none'}). "
+        f"max_length is {job.max_length}: raise data.max_length, or set data.too_long: truncate."
+    )
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
