@@ -1,7 +1,7 @@
 """Two programs measured turn by turn: each in a process of its own, one step of the one, then one of the other.
 
-The machine's other load then falls on both alike. A side is a Python file that calls `serve_steps`; the parent starts it
-with `Side`, asks for steps, and at the end for its peak memory.
+The machine's other load then falls on both alike. A side is a Python file that calls `serve_steps`; the parent starts
+it with `Side`, asks for steps, and at the end for its peak memory.
 """
 
 from __future__ import annotations

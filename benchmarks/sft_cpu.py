@@ -4,8 +4,8 @@
     python benchmarks/sft_cpu.py --precision bfloat16 --pairs 9
     python benchmarks/sft_cpu.py --quick                tiny random weights, one pair: does it run?
 
-The same genuine weights, the same adapters (rank 16, alpha 32, all linear layers), the same 4 x 512 tokens. Each side is
-a process of its own; they take turns, step by step, after one step each that is not counted. Prints the ratio of tokens
+The same genuine weights, the same adapters (rank 16, alpha 32, all linear layers), the same 4 x 512 tokens. Each side
+is a process of its own; they take turns, step by step, after one step each that is not counted. Prints the ratio of tokens
 a second (median over the pairs) and of peak memory (resident, over the whole life of the process), and how far the
 adapters' gradients of the first step are apart. torch runs with and without gradient checkpointing, and in bfloat16 in
 the ways `torch_side.py` lists: speed is compared with the fastest of them, memory with the leanest and the fastest.
@@ -66,9 +66,7 @@ def measure(options: argparse.Namespace, folder: Path, precision: str, scratch: 
             | {
                 "precision": way,
                 "checkpointing": checkpointing,
-                "gradients": str(scratch / f"torch-{precision}.npz")
-                if way == "float32" and not checkpointing
-                else None,
+                "gradients": str(scratch / "torch.npz") if way == "float32" and not checkpointing else None,
             },
             TORCH_ENVIRONMENT,
         )
@@ -95,8 +93,8 @@ def measure(options: argparse.Namespace, folder: Path, precision: str, scratch: 
     for name, side in sides.items():
         seconds, core_seconds = (statistics.median(step[unit] for step in side.steps) for unit in _UNITS)
         print(
-            f"  {name:32} {statistics.median(map(rate, side.steps)):7.1f} tokens/s  {seconds:6.2f} s ({core_seconds:.2f} core-seconds) a step  "
-            f"peak {peaks[name] / GIB:5.2f} GiB  first loss {first_losses[name]:.4f}"
+            f"  {name:34} {statistics.median(map(rate, side.steps)):7.1f} tokens/s  {seconds:6.2f} s a step "
+            f"({core_seconds:.2f} core-seconds)  peak {peaks[name] / GIB:5.2f} GiB  first loss {first_losses[name]:.4f}"
         )
     if ours is None:
         return
@@ -111,7 +109,7 @@ def measure(options: argparse.Namespace, folder: Path, precision: str, scratch: 
             f"peak memory {peaks['podtune'] / peaks[leanest]:.2f}"
         )
     if precision == "float32":
-        ours_found, theirs_found = (dict(np.load(scratch / f"{one}.npz")) for one in ("podtune", "torch-float32"))
+        ours_found, theirs_found = (dict(np.load(scratch / f"{one}.npz")) for one in ("podtune", "torch"))
         difference, where = gradient_difference(ours_found, theirs_found)
         print(f"first-step adapter gradients differ by at most {difference:.1e} (relative; {where})")
     print(f"again: python benchmarks/sft_cpu.py --precision {precision} --pairs {options.pairs}")

@@ -1,7 +1,7 @@
 """What both sides of the training benchmarks start from: the same weights, the same adapters, the same batch.
 
-The weights are the genuine SmolLM2-135M-Instruct, taken out of its GGUF file by the `gguf` package and kept as a Hugging
-Face folder in float32; nothing here uses podtune, so that neither side is measured with the other's reading.
+The weights are the genuine SmolLM2-135M-Instruct, taken out of its GGUF file by the `gguf` package and kept as a
+Hugging Face folder in float32; nothing here uses podtune, so that neither side is measured with the other's reading.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray])
 
 
 def adapter_start(config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Both halves of every adapter by PEFT name, the up-projections off zero so that the first step moves both halves."""
+    """Both halves of every adapter by PEFT name; up-projections off zero, so that both halves have gradients at once."""
     rng = np.random.default_rng(1)
     shapes = _shapes(config)
     adapters: dict[str, np.ndarray] = {}
@@ -173,7 +173,7 @@ def adapter_start(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def stacked_adapters(adapters: dict[str, np.ndarray], name: str, half: str) -> np.ndarray:
-    """One of podtune's stacked halves as (layers, inputs, rank) or (layers, rank, outputs), from the PEFT orientation."""
+    """One of podtune's stacked halves, (layers, inputs, rank) or (layers, rank, outputs), from the PEFT orientation."""
     module = _MODULES[name]
     layers = sum(key.endswith(f"{module}.{half}") for key in adapters)
     return np.stack([adapters[f"layers.{layer}.{module}.{half}"].T for layer in range(layers)])
@@ -185,7 +185,7 @@ def unstacked_gradients(name: str, half: str, stacked: np.ndarray) -> dict[str, 
 
 
 def random_batch(config: dict[str, Any], rows: int, row_tokens: int) -> np.ndarray:
-    """Token ids (rows, row_tokens), every one a target but the first of a row. Speed does not depend on what they say."""
+    """Token ids (rows, row_tokens), all targets but the first of a row. Speed does not depend on what they say."""
     rng = np.random.default_rng(2)
     return rng.integers(3, config["vocab_size"], (rows, row_tokens)).astype(np.int32)
 

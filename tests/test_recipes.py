@@ -1,5 +1,6 @@
 """Every recipe is a valid run file, opened by what it does, the command and the result to expect."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_recipe_is_a_valid_run_file(recipe: Path) -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_recipe_opens_with_what_it_does_its_command_and_the_result(recipe: Path) -> None:
     lines = recipe.read_text(encoding="utf-8").splitlines()
-    opening = [line for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]]
+    opening = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     assert len(opening) >= 4, "a recipe opens with a comment"
     assert f"podtune run recipes/{recipe.name}" in "\n".join(opening)
     assert "Expect:" in "\n".join(opening)
