@@ -5,8 +5,8 @@
     python benchmarks/sft_cpu.py --quick                tiny random weights, one pair: does it run?
 
 The same genuine weights, the same adapters (rank 16, alpha 32, all linear layers), the same 4 x 512 tokens. Each side
-is a process of its own; they take turns, step by step, after one step each that is not counted. Prints the ratio of tokens
-a second (median over the pairs) and of peak memory (resident, over the whole life of the process), and how far the
+is a process of its own; they take turns, step by step, after one step each that is not counted. Prints the ratio of
+tokens a second (median over the pairs) and of peak memory (resident, over the whole life of the process), and how far the
 adapters' gradients of the first step are apart. torch runs with and without gradient checkpointing, and in bfloat16 in
 the ways `torch_side.py` lists: speed is compared with the fastest of them, memory with the leanest and the fastest.
 """
@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pairs import TORCH_ENVIRONMENT, Side, core_ratios, paired_ratios, rate, spread
-from sft_inputs import gradient_difference, smollm2_folder, tiny_folder
+from support.pairs import TORCH_ENVIRONMENT, Side, core_ratios, paired_ratios, rate, spread
+from support.sft_inputs import gradient_difference, smollm2_folder, tiny_folder
 
-HERE = Path(__file__).resolve().parent
 GIB = 2**30
 _UNITS = ("seconds", "core_seconds")
 TORCH_PRECISIONS = {"float32": ["float32"], "bfloat16": ["bfloat16-both", "bfloat16"]}
@@ -61,7 +60,7 @@ def measure(options: argparse.Namespace, folder: Path, precision: str, scratch: 
     theirs = {
         f"torch {way}{', checkpointing' if checkpointing else ''}": Side(
             f"torch {way}",
-            HERE / "torch_side.py",
+            "torch_side",
             common
             | {
                 "precision": way,
@@ -77,7 +76,7 @@ def measure(options: argparse.Namespace, folder: Path, precision: str, scratch: 
     if not options.torch_only:
         ours = Side(
             "podtune",
-            HERE / "podtune_side.py",
+            "podtune_side",
             common | {"precision": precision, "remat": options.remat, "gradients": str(scratch / "podtune.npz")},
         )
     sides = ({"podtune": ours} if ours else {}) | theirs

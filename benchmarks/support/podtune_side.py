@@ -7,8 +7,16 @@ import sys
 from typing import Any
 
 import numpy as np
-from pairs import serve_steps
-from sft_inputs import ALPHA, LEARNING_RATE, RANK, adapter_start, random_batch, stacked_adapters, unstacked_gradients
+from support.pairs import serve_steps
+from support.sft_inputs import (
+    ALPHA,
+    LEARNING_RATE,
+    RANK,
+    adapter_start,
+    random_batch,
+    stacked_adapters,
+    unstacked_gradients,
+)
 
 
 def main() -> None:

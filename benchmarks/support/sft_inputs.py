@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 RANK = 16
 ALPHA = 32.0
 LEARNING_RATE = 2e-4
@@ -159,7 +159,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray])
 
 
 def adapter_start(config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Both halves of every adapter by PEFT name; up-projections off zero, so that both halves have gradients at once."""
+    """Both halves of every adapter by PEFT name; up-projections off zero, so that both halves have gradients."""
     rng = np.random.default_rng(1)
     shapes = _shapes(config)
     adapters: dict[str, np.ndarray] = {}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pairs import serve_steps
-from sft_inputs import ALPHA, LEARNING_RATE, RANK, adapter_start, random_batch
+from support.pairs import serve_steps
+from support.sft_inputs import ALPHA, LEARNING_RATE, RANK, adapter_start, random_batch
 
 
 def main() -> None:

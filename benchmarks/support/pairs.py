@@ -1,7 +1,7 @@
 """Two programs measured turn by turn: each in a process of its own, one step of the one, then one of the other.
 
-The machine's other load then falls on both alike. A side is a Python file that calls `serve_steps`; the parent starts
-it with `Side`, asks for steps, and at the end for its peak memory.
+The machine's other load then falls on both alike. A side is a module of this package that calls `serve_steps`; the
+parent starts it with `Side`, asks for steps, and at the end for its peak memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_BENCHMARKS = Path(__file__).resolve().parent.parent
 _MARK = "@@ "
 
 # torch's OpenMP workers otherwise spin between parallel regions and take the cores from whatever else runs.
@@ -25,17 +26,18 @@ TORCH_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 @dataclass
 class Side:
-    """One program under measurement. `arguments` reach its file as a JSON object."""
+    """One program under measurement. `arguments` reach its module as a JSON object."""
 
     name: str
-    file: Path
+    module: str
     arguments: dict[str, Any]
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
         self._process = subprocess.Popen(
-            [sys.executable, str(self.file), json.dumps(self.arguments)],
+            [sys.executable, "-m", f"support.{self.module}", json.dumps(self.arguments)],
+            cwd=_BENCHMARKS,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

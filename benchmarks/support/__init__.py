@@ -1,0 +1,1 @@
+"""What the benchmarks share: the measured programs, taking turns, and what they start from."""
