@@ -3,19 +3,26 @@
 Used by families (configuration and weights), tokenizer.py and the planner.
 """
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from podtune.config.errors import UserError
+from podtune.hub.download import fetch_model, parse_hub_id
 from podtune.hub.gguf_config import hugging_face_config, hugging_face_generation_config
 from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
+from podtune.hub.remote import fetch_remote_model, is_remote
+from podtune.hub.safetensors_store import SafetensorsStore, weight_files
+from podtune.hub.telling import Progress
 from podtune.hub.tensors import TensorStore
 
-# Told what is being done, in one line.
-Progress = Callable[[str], None]
+# A fingerprint reads this much at so many places of each weight file: enough to tell two saves apart, in milliseconds.
+_SAMPLE_BYTES, _SAMPLES = 1 << 16, 32
+_KINDS = "a Hub id (owner/name, optionally @revision), a folder, a .gguf file, or a gs:// or s3:// address of either"
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class ModelFiles:
         """The weights. Raises UserError when they are absent or damaged."""
         if self.header is not None:
             return GgufStore(self.header)
-        raise UserError(f"{self.source}: safetensors folders are not read yet.")
+        assert self.folder is not None
+        return SafetensorsStore(self.folder)
 
     def read_text(self, name: str) -> str | None:
         """The content of a text file of the folder, or None where there is no such file."""
@@ -44,20 +52,54 @@ class ModelFiles:
 
 
 def resolve_model(
-    source: str, *, cache: Path | None = None, offline: bool = False, progress: Progress | None = None
+    source: str,
+    *,
+    cache: Path | None = None,
+    offline: bool = False,
+    config_only: bool = False,
+    progress: Progress | None = None,
 ) -> ModelFiles:
     """Fetches (where it is not here yet) and opens the model that `source` names.
 
-    `source` is a Hub id with an optional @revision, a folder, a .gguf file, or either under gs:// or s3://.
+    `config_only` leaves the weights where they are, for planning. Raises UserError when there is no such model or it
+    cannot be used, RunFailure when the network gives out.
     """
-    path = Path(source).expanduser()
+    if is_remote(source):
+        local = fetch_remote_model(source, cache=cache, offline=offline, config_only=config_only, progress=progress)
+        return _open_local(source, local)
+    local = Path(source).expanduser()
+    if local.exists() or _is_path(source):
+        return _open_local(source, local)
+    hub_id = parse_hub_id(source)
+    if hub_id is None:
+        raise UserError(f"model: {source!r} is not {_KINDS}.")
+    folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
+    return _open_folder(source, folder)
+
+
+def _is_path(source: str) -> bool:
+    """Whether `source` is written as a path, so that a missing one is never looked for on the Hub."""
+    return source.startswith((".", "/", "~")) or source.endswith((".gguf", "/")) or "\\" in source
+
+
+def _open_local(source: str, path: Path) -> ModelFiles:
+    if path.is_dir():
+        return _open_folder(source, path)
+    if path.suffix == ".gguf" and path.exists():
+        return _open_gguf(source, path)
+    if path.exists():
+        raise UserError(
+            f"model: {source} is a file but not a .gguf. Name {_KINDS}; "
+            "for .safetensors that is the folder that also holds config.json."
+        )
     if path.suffix == ".gguf":
-        return open_gguf_model(source, path)
-    raise UserError(f"model: {source}: only .gguf files are read yet.")
+        raise UserError(f"model: {source}: no such file ({path.absolute()}). Check the path.")
+    raise UserError(
+        f"model: {source}: no such directory ({path.absolute()}). Check the path; a Hub id is written owner/name."
+    )
 
 
-def open_gguf_model(source: str, path: Path) -> ModelFiles:
-    """A GGUF file as a model."""
+def _open_gguf(source: str, path: Path) -> ModelFiles:
     header = open_gguf(path)
     return ModelFiles(
         source=source,
@@ -65,6 +107,58 @@ def open_gguf_model(source: str, path: Path) -> ModelFiles:
         gguf=path,
         config=hugging_face_config(header),
         generation_config=hugging_face_generation_config(header),
-        fingerprint="",
+        fingerprint=content_fingerprint([path]),
         header=header,
     )
+
+
+def _open_folder(source: str, folder: Path) -> ModelFiles:
+    config = _read_json(folder / "config.json")
+    if config is None:
+        found = sorted(path.name for path in folder.iterdir())
+        raise UserError(
+            f"model: {folder} has no config.json, which describes the model. It holds "
+            f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}. Name {_KINDS}."
+        )
+    weights = sorted({*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")})
+    return ModelFiles(
+        source=source,
+        folder=folder,
+        gguf=None,
+        config=config,
+        generation_config=_read_json(folder / "generation_config.json") or {},
+        fingerprint=content_fingerprint([folder / "config.json", *weights]),
+    )
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError when a model folder's weights are absent, without opening them."""
+    weight_files(folder)
+
+
+def content_fingerprint(paths: Iterable[Path]) -> str:
+    """A hash of names, sizes and samples of the contents of files: their beginning, end and evenly spread pieces."""
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            if size <= _SAMPLE_BYTES * _SAMPLES:
+                digest.update(file.read())
+                continue
+            for number in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error}). Download or save the model again.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}, not a mapping. Download or save the model again.")
+    return content

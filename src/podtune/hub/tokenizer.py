@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podtune.config.errors import UserError
 from podtune.hub.gguf_tokenizer import tokenizer_arguments
@@ -47,7 +47,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
-        return self.inner.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self.inner.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @property
     def vocab_size(self) -> int:
@@ -56,18 +56,22 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        return self.inner.bos_token_id
+        return self._id_of(self.inner.bos_token)
 
     @property
     def eos_id(self) -> int | None:
-        return self.inner.eos_token_id
+        return self._id_of(self.inner.eos_token)
+
+    def _id_of(self, token: object) -> int | None:
+        found = None if token is None else self.inner.convert_tokens_to_ids(str(token))
+        return found if isinstance(found, int) else None
 
     @cached_property
     def pad_id(self) -> int:
         """An id to fill rows with. Never one that ends a text or a turn while the vocabulary has another; what is
         trained is decided by position all the same."""
         taken = {self.eos_id, self.bos_id} | self.turn_end_ids
-        own = self.inner.pad_token_id
+        own = self._id_of(self.inner.pad_token)
         if own is not None and own not in taken:
             return own
         vocabulary = self.inner.get_vocab()
@@ -133,13 +137,43 @@ def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Token
     """
     from transformers import PreTrainedTokenizerFast
 
-    if files.header is None:
-        raise UserError(f"{files.source}: tokenizer folders are not read yet.")
-    arguments: dict[str, Any] = tokenizer_arguments(files.header)
-    inner = PreTrainedTokenizerFast(**arguments)
+    if files.header is not None:
+        inner = PreTrainedTokenizerFast(**tokenizer_arguments(files.header))
+    else:
+        inner = _from_folder(files)
     if chat_template is not None:
         inner.chat_template = chat_template
-    return Tokenizer(inner, eos_ids=_as_list(files.generation_config.get("eos_token_id")))
+    eos_ids = _as_list(files.generation_config.get("eos_token_id")) or _as_list(files.config.get("eos_token_id"))
+    return Tokenizer(inner, eos_ids=eos_ids)
+
+
+def _from_folder(files: ModelFiles) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a model folder: its tokenizer.json, or what transformers converts from the older files."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    assert files.folder is not None
+    has_json = (files.folder / "tokenizer.json").is_file()
+    try:
+        if has_json:
+            # Not AutoTokenizer, which for some classes makes the pre-tokenizer anew instead of taking the file's.
+            inner = PreTrainedTokenizerFast.from_pretrained(str(files.folder), local_files_only=True)
+        else:
+            inner = AutoTokenizer.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        found = "tokenizer.json" if has_json else "the tokenizer files (there is no tokenizer.json)"
+        raise UserError(
+            f"{files.folder}: {found} cannot be read: {reason}. Download the model's tokenizer.json and "
+            "tokenizer_config.json again."
+        ) from error
+    if not isinstance(inner, PreTrainedTokenizerFast):
+        raise UserError(
+            f"{files.folder}: the tokenizer ({type(inner).__name__}) has no fast form, which masks need. "
+            "Put the model's tokenizer.json into the folder."
+        )
+    if inner.chat_template is None and (older := files.read_text("chat_template.json")) is not None:
+        inner.chat_template = json.loads(older).get("chat_template")
+    return inner
 
 
 def _as_list(ids: int | list[int] | None) -> list[int]:

@@ -1,0 +1,23 @@
+"""How a long fetch says what it does. Used across hub; the command line gives it a line on the screen."""
+
+import logging
+from collections.abc import Callable
+
+# Told in one line what is being done.
+Progress = Callable[[str], None]
+
+_log = logging.getLogger("podtune.hub")
+
+
+def teller(progress: Progress | None) -> Progress:
+    """`progress` itself, or the log when nobody listens: a fallback is never silent."""
+    return progress if progress is not None else _log.warning
+
+
+def readable_bytes(count: float) -> str:
+    """A size as people say it: 98.4 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
