@@ -126,7 +126,7 @@ _ENCODERS: WeakKeyDictionary[Any, "_Encoder"] = WeakKeyDictionary()
 def _encoder(tokenizer: Tokenizer) -> "_Encoder":
     """The encoder of this tokenizer, made anew when its template was changed."""
     encoder = _ENCODERS.get(tokenizer.inner)
-    if encoder is None or encoder.template.source is not tokenizer.inner.chat_template:
+    if encoder is None or encoder.template.source is not cast(Any, tokenizer.inner).chat_template:
         encoder = _ENCODERS[tokenizer.inner] = _Encoder(tokenizer)
     return encoder
 

@@ -1,4 +1,4 @@
-"""Chats as data sets write them -> messages: OpenAI's role/content, ShareGPT's from/value, tool calls, reasoning, parts.
+"""Chats as data sets write them -> messages: OpenAI's role/content, ShareGPT's from/value, tool calls, reasoning.
 
 Faults name the message and its key; shapes puts the file and the line before them.
 """
@@ -173,16 +173,16 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(cast(dict[str, Any], function).get("name"), str):
         raise Fault(f"{where} has no function name; {{function: {{name: ..., arguments: ...}}}} is wanted.")
     inner = cast(dict[str, Any], function)
-    arguments = inner.get("arguments", inner.get("parameters"))
+    arguments: Any = inner.get("arguments", inner.get("parameters"))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except ValueError as error:
             raise Fault(f"{where}: the arguments are not JSON ({error}): {_short(arguments)}.") from error
     if arguments is None:
-        arguments = {}
+        arguments = dict[str, Any]()
     if not isinstance(arguments, dict):
-        raise Fault(f"{where}: the arguments are {kind_of(arguments)}, an object is wanted.")
+        raise Fault(f"{where}: the arguments are {kind_of(cast(object, arguments))}, an object is wanted.")
     kept = {key: part for key, part in outer.items() if key in ("id", "type") and part is not None}
     return {"type": "function", **kept, "function": {"name": inner["name"], "arguments": arguments}}
 

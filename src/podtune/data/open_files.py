@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
@@ -28,7 +28,7 @@ class DataFile:
 
 
 @contextmanager
-def open_data(file: DataFile) -> Iterator[BinaryIO]:
+def open_data(file: DataFile) -> Generator[BinaryIO]:
     """The decompressed bytes of a file, as a stream. What goes wrong while they are read is said as a UserError."""
     try:
         with _open_raw(file) as raw, _decompressed(raw, file.compression) as stream:
@@ -48,11 +48,10 @@ def open_data(file: DataFile) -> Iterator[BinaryIO]:
 def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a gs://, s3:// or other address, and the path in it. Raises UserError when the package
     that knows this kind of address is not installed."""
-    import fsspec
-    import fsspec.core
+    from fsspec.core import url_to_fs  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
     try:
-        return cast(tuple[Any, str], fsspec.core.url_to_fs(url))
+        return cast(tuple[Any, str], url_to_fs(url))
     except (ImportError, ValueError) as error:
         scheme = url.partition("://")[0]
         extra = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}.get(scheme)
@@ -107,7 +106,7 @@ def decoded(line: bytes, origin: str, number: int) -> str:
 
 
 @contextmanager
-def _open_raw(file: DataFile) -> Iterator[BinaryIO]:
+def _open_raw(file: DataFile) -> Generator[BinaryIO]:
     if file.local is not None:
         with open(file.local, "rb") as raw:
             yield raw
@@ -122,7 +121,7 @@ def _open_raw(file: DataFile) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _decompressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO]:
+def _decompressed(raw: BinaryIO, compression: str) -> Generator[BinaryIO]:
     if compression == ".gz":
         with gzip.open(raw, "rb") as stream:
             yield cast(BinaryIO, stream)

@@ -15,7 +15,14 @@ _CHUNK_BYTES = 1 << 20
 _WHOLE_BYTES = 16 << 20  # a JSON document no larger than this may be looked at as a whole
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
-_KINDS = {str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list", type(None): "null"}
+_KINDS: dict[type, str] = {
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    type(None): "null",
+}
 
 
 def read_jsonl(file: DataFile) -> Iterator[Record]:
@@ -60,7 +67,7 @@ def _parse_line(line: str, origin: str, number: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         whole = number == 1 and isinstance(value, list)
         way_out = "This is a whole JSON list: name the file .json." if whole else "One object per line is wanted."
-        raise UserError(f"{origin}:{number}: the line is {kind_of(value)}, not an object. {way_out}")
+        raise UserError(f"{origin}:{number}: the line is {kind_of(cast(object, value))}, not an object. {way_out}")
     row = cast(dict[str, Any], value)
     if "\\u" in line and (half := lone_surrogate(row)):
         raise UserError(f"{origin}:{number}: {half}. Remove it, or write the character whole.")

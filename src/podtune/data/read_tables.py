@@ -84,14 +84,15 @@ def _csv_fault(message: str) -> str:
 
 def read_parquet(file: DataFile) -> Iterator[Record]:
     """The rows of a Parquet file, some at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from pyarrow import ArrowException  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+    from pyarrow.parquet import ParquetFile  # pyright: ignore[reportMissingTypeStubs]
 
+    unreadable = cast(tuple[type[Exception], ...], (ArrowException, OSError))
     number = 0
     with open_data(file) as stream:
         seekable = _on_disk(stream) if file.compression else stream
         try:
-            table: Any = pq.ParquetFile(cast(Any, seekable))
+            table: Any = ParquetFile(cast(Any, seekable))
             nested = [field.name for field in table.schema_arrow if _has_nested_struct(field.type)]
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
                 for row in cast(list[dict[str, Any]], batch.to_pylist()):
@@ -99,7 +100,7 @@ def read_parquet(file: DataFile) -> Iterator[Record]:
                     for name in nested:
                         row[name] = _without_nulls(row[name])
                     yield Record(file.origin, number, row)
-        except (pa.ArrowException, OSError) as error:
+        except unreadable as error:
             where = f"after record {number}" if number else "it"
             raise UserError(
                 f"{file.origin}: {where} cannot be read as Parquet: {str(error).splitlines()[0]}."
@@ -115,12 +116,9 @@ def _on_disk(stream: BinaryIO) -> BinaryIO:
 
 
 def _has_nested_struct(kind: Any, depth: int = 0) -> bool:
-    import pyarrow.types as types
-
-    if types.is_struct(kind):
+    if str(kind).startswith("struct<"):
         return depth > 0 or any(_has_nested_struct(field.type, depth + 1) for field in kind)
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return is_list and _has_nested_struct(kind.value_type, depth)
+    return hasattr(kind, "value_type") and _has_nested_struct(kind.value_type, depth)
 
 
 def _without_nulls(value: Any) -> Any:

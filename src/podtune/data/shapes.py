@@ -74,8 +74,8 @@ def sniff_shape(
     for role, name in given.items():
         if role not in ("role", "content", "train") and name not in first.value:
             raise UserError(
-                f"{place(first.origin, first.number)}: data.columns maps {role} to {name}, and there is no such column; "
-                f"there is {_listed(first.value)}."
+                f"{place(first.origin, first.number)}: data.columns maps {role} to {name}, and there is no such "
+                f"column. There is {_listed(first.value)}."
             )
     found = _sniff_one(first, shape, given)
     for record in records[1:SNIFFED_RECORDS]:
@@ -83,8 +83,9 @@ def sniff_shape(
         if other is None or other.name != found.name or other.columns.get("messages") != found.columns.get("messages"):
             what = f"looks like {other.name}" if other else f"has other columns ({_listed(record.value)})"
             raise UserError(
-                f"{place(record.origin, record.number)}: this row {what}, the first ({place(first.origin, first.number)}) "
-                f"like {found.name}. Give rows of different shapes as sources of their own."
+                f"{place(record.origin, record.number)}: this row {what}, the first one "
+                f"({place(first.origin, first.number)}) like {found.name}. Give rows of different shapes as sources of "
+                "their own."
             )
     optional = {role: name for record in records[:SNIFFED_RECORDS] for role, name in _optional(record, found, given)}
     read = {**found.columns, **optional}
@@ -118,8 +119,8 @@ def _sniff_one(record: Record, shape: Shape, given: Mapping[str, str]) -> RowSha
     if shape != "auto":
         wanted = ", ".join(_READS[shape][0])
         raise UserError(
-            f"{where}: data.shape is {shape}, which reads {wanted}; the row has {_listed(record.value)}. Map its columns: "
-            f"columns: {{{_READS[shape][0][0]}: NAME}}, or use shape: auto."
+            f"{where}: data.shape is {shape}, which reads {wanted}; the row has {_listed(record.value)}. Map its "
+            f"columns (columns: {{{_READS[shape][0][0]}: NAME}}), or use shape: auto."
         )
     raise UserError(
         f"{where}: cannot tell the shape from the columns {_listed(record.value)}. Name them, for example "
@@ -172,10 +173,11 @@ def _looks_right(name: ShapeName, value: Mapping[str, Any], columns: Mapping[str
             return turns.lstrip().startswith("[") and (("from" in turns[:200]) == (name == "conversations"))
         if not isinstance(turns, list):
             return False
-        first = cast(list[object], turns)[0] if turns else {}
+        first = next(iter(cast(list[object], turns)), dict[str, object]())
         if not isinstance(first, dict):
             return name == "messages"
-        sharegpt = SHAREGPT_KEYS[0] in first and "role" not in first
+        keys = cast(dict[str, object], first).keys()
+        sharegpt = SHAREGPT_KEYS[0] in keys and "role" not in keys
         return sharegpt == (name == "conversations")
     if name == "tfrecord":
         tokens = value[columns["tokens"]]
@@ -277,9 +279,9 @@ def _tokens_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Tokens
 
 def _numbers(value: Mapping[str, Any], shape: RowShape, role: str) -> tuple[int, ...]:
     name = shape.columns[role]
-    part = value.get(name)
+    part: object = value.get(name)
     if not isinstance(part, list) or not all(isinstance(number, int) for number in cast(list[object], part)):
-        raise Fault(f"column {name} is {kind_of(part)}, a list of whole numbers is wanted.")
+        raise Fault(f"column {name} is {kind_of(cast(object, part))}, a list of whole numbers is wanted.")
     return tuple(cast(list[int], part))
 
 

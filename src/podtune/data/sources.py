@@ -1,8 +1,9 @@
-"""Where rows come from: a source of the run file -> its files -> records, streamed. Used by prepare, inspect and init."""
+"""Where rows come from: a source of the run file -> its files -> records, streamed. Used by prepare and init."""
 
 import glob
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ FORMATS: Mapping[str, Reader] = {
 _ENDINGS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
     ".txt": "text", ".text": "text", ".md": "text", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord",
+}  # fmt: skip
+_HUB_METADATA = ("dataset_infos.json", "dataset_info.json", "state.json", "config.json")
+_SPLIT_WORDS = {
+    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
+    "dev": "validation", "eval": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
 _SHARD = re.compile(r"-\d+-of-\d+$")  # TensorFlow names shards after the ending: train.tfrecord-00000-of-00008
 _GLOB = re.compile(r"[*?\[]")
@@ -154,30 +160,38 @@ def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:
 
 
 def _hub_files(source: Source) -> tuple[DataFile, ...]:
-    """The files of a Hub dataset: its Parquet, JSONL, JSON or CSV, those of one split where it is named."""
-    from podtune.hub.download import fetch_dataset
+    """The files of one split of a Hub dataset, fetched."""
+    from podtune.hub.download import download_dataset_file, hub_dataset_files, parse_hub_id
 
     address = source.path.removeprefix("hub://")
     repository, _, split = address.partition(":")
-    name, _, revision = repository.partition("@")
-    folder = fetch_dataset(name, revision=revision or None)
-    names = sorted(p for p in folder.rglob("*") if p.is_file() and not _hidden(p.relative_to(folder).parts))
-    files = [DataFile(f"hub://{repository}/{p.relative_to(folder)}", *found, local=p)
-             for p in names if (found := format_of(p.name)) and found[0] != "text" and not _is_metadata(p.name)]  # fmt: skip
+    hub_id = parse_hub_id(repository)
+    if hub_id is None:
+        raise UserError(
+            f"data: {source.path}: a Hub dataset is written hub://owner/name, with @revision or :split after."
+        )
+    names = [name for name in hub_dataset_files(hub_id.name, hub_id.revision) if not _hidden(Path(name).parts)]
+    files = [
+        DataFile(f"hub://{hub_id}/{name}", *found)
+        for name in names
+        if (found := format_of(name)) and found[0] != "text" and Path(name).name not in _HUB_METADATA
+    ]
     if not files:
-        raise UserError(f"{source.path}: the dataset holds no file that podtune reads ({_READ}).")
-    return _of_split(source.path, files, source.split or split or None)
-
-
-def _is_metadata(name: str) -> bool:
-    return name in ("dataset_infos.json", "dataset_info.json", "state.json", "config.json")
+        listed = ", ".join(names[:8]) or "nothing"
+        raise UserError(f"{source.path}: the dataset holds no file that podtune reads ({_READ}). It holds {listed}.")
+    chosen = _of_split(source.path, files, source.split or split or None)
+    start = len(f"hub://{hub_id}/")
+    return tuple(
+        replace(file, local=download_dataset_file(hub_id.name, file.origin[start:], hub_id.revision)) for file in chosen
+    )
 
 
 def _of_split(path: str, files: Sequence[DataFile], split: str | None) -> tuple[DataFile, ...]:
     """Files by the split that their names tell; the train split unless another is asked for."""
     splits: dict[str, list[DataFile]] = {}
     for file in files:
-        splits.setdefault(_split_in(file.origin), []).append(file)
+        within = file.origin.removeprefix("hub://").split("/", 2)[-1]  # owner/name may hold such words too
+        splits.setdefault(_split_in(within), []).append(file)
     known = ", ".join(sorted(splits))
     if split is not None:
         if split not in splits:
@@ -186,8 +200,7 @@ def _of_split(path: str, files: Sequence[DataFile], split: str | None) -> tuple[
     return _one_kind(path, splits.get("train") or next(iter(splits.values())))
 
 
-def _split_in(origin: str) -> str:
-    words = re.split(r"[^a-z]+", origin.rpartition("hub://")[2].partition("/")[2].partition("/")[2].lower())
-    names = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
-             "dev": "validation", "eval": "validation", "test": "test", "testing": "test"}  # fmt: skip
-    return next((names[word] for word in reversed(words) if word in names), "train")
+def _split_in(name: str) -> str:
+    """The split that a file's name (or a folder on its way) tells, the innermost word first."""
+    words = re.split(r"[^a-z]+", name.lower())
+    return next((_SPLIT_WORDS[word] for word in reversed(words) if word in _SPLIT_WORDS), "train")

@@ -70,9 +70,9 @@ class ChatTemplate:
         self, messages: TemplateMessages, tools: Sequence[dict[str, Any]] = ()
     ) -> list[tuple[int, int]]:
         """The character spans that the template marks by {% generation %}, in the text that render gives."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils import chat_template_utils
 
-        _, spans = render_jinja_template(
+        _, spans = cast(Any, chat_template_utils).render_jinja_template(
             conversations=[messages],
             tools=list(tools) or None,
             chat_template=self.text_of(tools),
