@@ -6,7 +6,7 @@
 
 The same genuine weights, the same adapters (rank 16, alpha 32, all linear layers), the same 4 x 512 tokens. Each side
 is a process of its own; they take turns, step by step, after one step each that is not counted. Prints the ratio of
-tokens a second (median over the pairs) and of peak memory (resident, over the whole life of the process), and how far the
+tokens a second (median over the pairs) and of peak memory (resident, over the life of the process), and how far the
 adapters' gradients of the first step are apart. torch runs with and without gradient checkpointing, and in bfloat16 in
 the ways `torch_side.py` lists: speed is compared with the fastest of them, memory with the leanest and the fastest.
 """

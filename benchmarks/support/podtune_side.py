@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import numpy as np
+
 from support.pairs import serve_steps
 from support.sft_inputs import (
     ALPHA,

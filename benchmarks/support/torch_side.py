@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from support.pairs import serve_steps
 from support.sft_inputs import ALPHA, LEARNING_RATE, RANK, adapter_start, random_batch
 
