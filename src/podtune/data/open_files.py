@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from podtune.config.errors import UserError
 
@@ -27,8 +27,17 @@ class DataFile:
     signature: str = ""
 
 
+@runtime_checkable
+class ByteStream(Protocol):
+    """What is read from: a file, or what decompresses one."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+    def readline(self, size: int = -1, /) -> bytes: ...
+
+
 @contextmanager
-def open_data(file: DataFile) -> Generator[BinaryIO]:
+def open_data(file: DataFile) -> Generator[ByteStream]:
     """The decompressed bytes of a file, as a stream. What goes wrong while they are read is said as a UserError."""
     try:
         with _open_raw(file) as raw, _decompressed(raw, file.compression) as stream:
@@ -67,7 +76,7 @@ def split_compression(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def lines_of(stream: BinaryIO, origin: str) -> Iterator[tuple[int, str]]:
+def lines_of(stream: ByteStream, origin: str) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers from 1, without what ends them. Only a line feed (or a carriage
     return and a line feed) ends a line: U+2028 and the like are part of a text."""
     number = 0
@@ -106,7 +115,7 @@ def decoded(line: bytes, origin: str, number: int) -> str:
 
 
 @contextmanager
-def _open_raw(file: DataFile) -> Generator[BinaryIO]:
+def _open_raw(file: DataFile) -> Generator[ByteStream]:
     if file.local is not None:
         with open(file.local, "rb") as raw:
             yield raw
@@ -121,13 +130,13 @@ def _open_raw(file: DataFile) -> Generator[BinaryIO]:
 
 
 @contextmanager
-def _decompressed(raw: BinaryIO, compression: str) -> Generator[BinaryIO]:
+def _decompressed(raw: ByteStream, compression: str) -> Generator[ByteStream]:
     if compression == ".gz":
-        with gzip.open(raw, "rb") as stream:
-            yield cast(BinaryIO, stream)
+        with gzip.open(cast(BinaryIO, raw), "rb") as stream:
+            yield stream
     elif compression == ".zst":
         with BufferedReader(_ZstdBytes(raw), 1 << 20) as stream:
-            yield cast(BinaryIO, stream)
+            yield stream
     else:
         yield raw
 
@@ -136,7 +145,7 @@ class _ZstdBytes(RawIOBase):
     """The decompressed bytes of a zstandard file, frame by frame. Unlike the library's own stream it raises EOFError
     when the file ends in the middle of a frame, where that one ends as if nothing were missing."""
 
-    def __init__(self, raw: BinaryIO) -> None:
+    def __init__(self, raw: ByteStream) -> None:
         import zstandard
 
         self._raw = raw

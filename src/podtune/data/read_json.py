@@ -5,10 +5,10 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from podtune.config.errors import UserError
-from podtune.data.open_files import MAX_RECORD_BYTES, DataFile, lines_of, open_data, without_byte_order_mark
+from podtune.data.open_files import MAX_RECORD_BYTES, ByteStream, DataFile, lines_of, open_data, without_byte_order_mark
 from podtune.data.rows import Record
 
 _CHUNK_BYTES = 1 << 20
@@ -118,7 +118,7 @@ def _fault(message: str, text: str, at: int) -> str:
 class _Text:
     """The text of a stream, as much of it as is needed, and where in the file we are."""
 
-    def __init__(self, stream: BinaryIO, origin: str) -> None:
+    def __init__(self, stream: ByteStream, origin: str) -> None:
         self.origin = origin
         self.buffer = ""
         self.at = 0

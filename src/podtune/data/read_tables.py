@@ -5,10 +5,10 @@ import csv
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from podtune.config.errors import UserError
-from podtune.data.open_files import MAX_RECORD_BYTES, DataFile, lines_of, open_data
+from podtune.data.open_files import MAX_RECORD_BYTES, ByteStream, DataFile, lines_of, open_data
 from podtune.data.rows import Record
 
 _PARQUET_ROWS = 256  # rows taken at once out of a row group: rows may be long
@@ -51,7 +51,7 @@ def _read_separated(file: DataFile, separator: str) -> Iterator[Record]:
             yield Record(file.origin, line, dict(zip(header, fields, strict=True)))
 
 
-def _terminated(stream: BinaryIO, origin: str) -> Iterator[str]:
+def _terminated(stream: ByteStream, origin: str) -> Iterator[str]:
     for _, line in lines_of(stream, origin):
         yield line + "\n"
 
@@ -107,9 +107,9 @@ def read_parquet(file: DataFile) -> Iterator[Record]:
             ) from error
 
 
-def _on_disk(stream: BinaryIO) -> BinaryIO:
+def _on_disk(stream: ByteStream) -> ByteStream:
     """A copy that can be read from its end, as Parquet must be."""
-    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+    copy = tempfile.TemporaryFile()  # noqa: SIM115
     shutil.copyfileobj(stream, copy)
     copy.seek(0)
     return copy

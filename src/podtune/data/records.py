@@ -17,6 +17,7 @@ import numpy as np
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.data.example_codec import ExampleError, decode_example
+from podtune.data.open_files import ByteStream
 from podtune.data.record_index import read_index, write_index
 
 _HEADER, _FOOTER = 12, 4
@@ -100,7 +101,7 @@ class RecordFile:
         return (RecordFile, (self.path,))
 
 
-def read_records_from(file: BinaryIO, name: str) -> Iterator[bytes]:
+def read_records_from(file: ByteStream, name: str) -> Iterator[bytes]:
     """The records of an open TFRecord file, in order. Raises UserError naming the file and the byte of a fault."""
     at = number = 0
     while header := file.read(_HEADER):
@@ -120,7 +121,7 @@ def read_records_from(file: BinaryIO, name: str) -> Iterator[bytes]:
         at += _HEADER + length + _FOOTER
 
 
-def read_examples_from(file: BinaryIO, name: str) -> Iterator[dict[str, list[int] | list[float] | list[bytes]]]:
+def read_examples_from(file: ByteStream, name: str) -> Iterator[dict[str, list[int] | list[float] | list[bytes]]]:
     """The tf.train.Examples of an open TFRecord file. Raises UserError naming the file and the record."""
     for number, data in enumerate(read_records_from(file, name), 1):
         try:
@@ -133,7 +134,7 @@ def read_examples_from(file: BinaryIO, name: str) -> Iterator[dict[str, list[int
 def read_tfrecord(path: str | Path) -> Iterator[dict[str, list[int] | list[float] | list[bytes]]]:
     """The tf.train.Examples of a TFRecord file on this machine."""
     with open(path, "rb") as file:
-        yield from read_examples_from(cast(BinaryIO, file), str(path))
+        yield from read_examples_from(file, str(path))
 
 
 def write_tfrecord(path: Path, records: Iterable[bytes]) -> int:
