@@ -8,7 +8,7 @@ Source: tensorflow/core/example/{example,feature}.proto and the protocol buffers
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int, Int64, UInt8, UInt64
+from jaxtyping import Int64, Integer, UInt8, UInt64
 
 Feature = np.ndarray | list[bytes]  # int64 values, float32 values, or byte strings
 
@@ -51,7 +51,7 @@ def decode_example(data: bytes) -> dict[str, Feature]:
     return features
 
 
-def encode_varints(values: Int[np.ndarray, "n"]) -> bytes:
+def encode_varints(values: Integer[np.ndarray, "n"]) -> bytes:
     """Protocol-buffer varints of integers, one after another (negative ones take ten bytes, as int64 does)."""
     if not len(values):
         return b""

@@ -73,7 +73,7 @@ def prepare(
 
 def default_cache() -> Path:
     """Where prepared data is kept when the run file does not say."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podtune" / "prepared"
+    return Path(os.environ.get("PODTUNE_CACHE", "~/.cache/podtune")).expanduser() / "prepared"
 
 
 def _prepare_anew(job: Job, show: PrepareProgress) -> Prepared:
