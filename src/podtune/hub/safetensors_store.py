@@ -19,14 +19,17 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class SafetensorsStore:
-    """A TensorStore over the safetensors of one folder. Reads are read-only views of the mapped files."""
+    """A TensorStore over the safetensors of one folder. Reads are read-only views of the mapped files.
 
-    def __init__(self, folder: Path):
+    `only`: the one file to read, such as an adapter's, in place of the model's.
+    """
+
+    def __init__(self, folder: Path, *, only: str | None = None):
         self._folder = folder
         self._tensors: dict[str, tuple[Placed, mmap.mmap]] = {}
-        listed = weight_files(folder)
+        listed = weight_files(folder) if only is None else dict[str, str]()
         homes: dict[str, str] = {}
-        for file_name in dict.fromkeys(listed.values()) if listed else [SINGLE_NAME]:
+        for file_name in dict.fromkeys(listed.values()) if listed else [only or SINGLE_NAME]:
             view, placed = _open_file(folder / file_name)
             for name, place in placed.items():
                 if name in homes:

@@ -14,7 +14,7 @@ def teller(progress: Progress | None) -> Progress:
     return progress if progress is not None else _log.warning
 
 
-def readable_bytes(count: float) -> str:
+def readable_bytes(count: int | float) -> str:
     """A size as people say it: 98.4 MB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:

@@ -215,8 +215,8 @@ def _telling_bar(file: str, tell: Progress) -> type:
         def __exit__(self, *_: object) -> None:
             return None
 
-        def update(self, count: float | None = 1) -> None:
-            self._done += int(count or 0)
+        def update(self, count: int | None = 1) -> None:
+            self._done += count or 0
             total = self._total or 0
             if total > 10_000_000 and self._done - self._told >= total / 10:
                 self._told = self._done
