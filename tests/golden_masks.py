@@ -1,6 +1,6 @@
 """The golden masks: for each family of templates, chats as text with what is trained between ⟦ and ⟧.
 
-    python tests/golden_masks.py          writes them anew; look at the difference before you commit it
+python tests/golden_masks.py          writes them anew; look at the difference before you commit it
 """
 
 import sys
@@ -40,10 +40,10 @@ def golden_chats(family: Family) -> dict[str, Conversation]:
     chats = {"three turns": Conversation(turns)}
     if family.takes_system:
         chats["system, one turn"] = Conversation((Message("system", "Be short."), *turns[:2]))
-    chats["a turn that says train: false"] = Conversation((turns[0], Message("assistant", "No.", train=False), *turns[2:4]))
-    chats["reasoning within the answer"] = Conversation(
-        (turns[0], Message("assistant", "<think>\nI know it.\n</think>\n\nParis."), turns[2], Message("assistant", "Rome."))
-    )
+    untrained = Message("assistant", "No.", train=False)
+    chats["a turn that says train: false"] = Conversation((turns[0], untrained, *turns[2:4]))
+    thought = Message("assistant", "<think>\nI know it.\n</think>\n\nParis.")
+    chats["reasoning within the answer"] = Conversation((turns[0], thought, turns[2], Message("assistant", "Rome.")))
     chats["a user who types control tokens"] = Conversation(
         (Message("user", f"Say {family.turn_end or 'Hello'} now"), Message("assistant", "No."))
     )
@@ -58,9 +58,9 @@ def golden_chats(family: Family) -> dict[str, Conversation]:
             _TOOLS,
         )
     if family.template in ("qwen3", "generation_narrow"):
-        chats["reasoning of its own"] = Conversation(
-            (turns[0], Message("assistant", "Paris.", reasoning="I know it."), turns[2], Message("assistant", "Rome.", reasoning="Easy."))
-        )  # fmt: skip
+        first = Message("assistant", "Paris.", reasoning="I know it.")
+        second = Message("assistant", "Rome.", reasoning="Easy.")
+        chats["reasoning of its own"] = Conversation((turns[0], first, turns[2], second))
     return chats
 
 

@@ -147,9 +147,6 @@ class _Text:
         """Takes in more of the file; False at its end."""
         if self._ended:
             return False
-        passed = self.buffer[: self.at]
-        self._line += passed.count("\n")
-        self._column = len(passed) - passed.rfind("\n") if "\n" in passed else self._column + len(passed)
         data = self._stream.read(size)
         if not self._bytes:
             data = without_byte_order_mark(data, self.origin)
@@ -163,7 +160,11 @@ class _Text:
             ) from error
         self._bytes += len(data)
         self._ended = not data
-        self.buffer, self.at = self.buffer[self.at :] + text, 0
+        if data:
+            passed = self.buffer[: self.at]
+            self._line += passed.count("\n")
+            self._column = len(passed) - passed.rfind("\n") if "\n" in passed else self._column + len(passed)
+            self.buffer, self.at = self.buffer[self.at :] + text, 0
         return bool(data)
 
     def value(self, what: str) -> Any:

@@ -4,7 +4,8 @@ shapes reads it where a list is wanted."""
 import csv
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from podtune.config.errors import UserError
@@ -89,8 +90,7 @@ def read_parquet(file: DataFile) -> Iterator[Record]:
 
     unreadable = cast(tuple[type[Exception], ...], (ArrowException, OSError))
     number = 0
-    with open_data(file) as stream:
-        seekable = _on_disk(stream) if file.compression else stream
+    with open_data(file) as stream, _seekable(stream, compressed=bool(file.compression)) as seekable:
         try:
             table: Any = ParquetFile(cast(Any, seekable))
             nested = [field.name for field in table.schema_arrow if _has_nested_struct(field.type)]
@@ -107,12 +107,16 @@ def read_parquet(file: DataFile) -> Iterator[Record]:
             ) from error
 
 
-def _on_disk(stream: ByteStream) -> ByteStream:
-    """A copy that can be read from its end, as Parquet must be."""
-    copy = tempfile.TemporaryFile()  # noqa: SIM115
-    shutil.copyfileobj(stream, copy)
-    copy.seek(0)
-    return copy
+@contextmanager
+def _seekable(stream: ByteStream, *, compressed: bool) -> Generator[ByteStream]:
+    """The stream, or a copy of it on disk where it cannot be read from its end, as Parquet must be."""
+    if not compressed:
+        yield stream
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(stream, copy)
+        copy.seek(0)
+        yield copy
 
 
 def _has_nested_struct(kind: Any, depth: int = 0) -> bool:

@@ -1,0 +1,145 @@
+"""Every fault of a file ends in one message that names the file, the place, the rule and a way out."""
+
+# ruff: noqa: E501 (a table of faults reads best with one on a line)
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from podtune.config.errors import UserError
+from podtune.config.rows import Source
+from podtune.data.sources import read_records
+
+GOOD = b'{"text": "fine"}\n'
+
+# name of the file, its bytes, what the message must say (a pattern; the file's own name stands before it)
+FAULTS: dict[str, tuple[str, bytes, str]] = {
+    "cut off in mid-string": ("a.jsonl", GOOD + b'{"text": "and the', r":2: not valid JSON in column 10: it is cut off here"),
+    "cut off in mid-object": ("a.jsonl", GOOD + b'{"text": "a",', r":2: not valid JSON in column 14: it is cut off here"),
+    "not JSON": ("a.jsonl", GOOD + b"hello\n", r":2: not valid JSON in column 1"),
+    "python's print": ("a.jsonl", b"{'text': 'a'}\n", r":1: .*single quotes are not JSON .*json.dumps"),
+    "a trailing comma": ("a.jsonl", b'{"text": "a",}\n', r":1: not valid JSON in column 1[34]: a trailing comma"),
+    "commas between lines": ("a.jsonl", b'{"text": "a"},\n{"text": "b"}\n', r":1: .*a comma after the object"),
+    "two objects on a line": ("a.jsonl", b'{"text": "a"} {"text": "b"}\n', r":1: .*something follows the object"),
+    "a raw control character": ("a.jsonl", b'{"text": "a\tb"}\n', r":1: .*column 12: a raw control character \(0x09\)"),
+    "a list in JSONL": ("a.jsonl", b'[{"text": "a"}]\n', r":1: the line is a list.*name the file \.json"),
+    "pretty JSON in JSONL": ("a.jsonl", b'{\n  "text": "a"\n}\n', r":1: .*name the file \.json"),
+    "a pretty list in JSONL": ("a.jsonl", b'[\n{"text": "a"}\n]\n', r":1: .*name the file \.json"),
+    "a number": ("a.jsonl", GOOD + b"12\n", r":2: the line is a number, not an object"),
+    "null": ("a.jsonl", GOOD + b"null\n", r":2: the line is null, not an object"),
+    "not UTF-8": ("a.jsonl", GOOD + b'{"text": "caf\xe9"}\n', r":2: not UTF-8: byte 0xe9 in column 14.*iconv"),
+    "UTF-16": ("a.jsonl", '{"text": "a"}'.encode("utf-16"), r": the file is UTF-16"),
+    "UTF-16 without a mark": ("a.jsonl", '{"text": "a"}'.encode("utf-16-le"), r":1: a NUL byte.*UTF-16"),
+    "a NUL byte": ("a.jsonl", GOOD + b'{"text": "a\0b"}\n', r":2: a NUL byte in column 12"),
+    "a lone surrogate": ("a.jsonl", GOOD + b'{"text": "a\\ud83d"}\n', r":2: .*ud83d is half of a surrogate pair"),
+    "a lone surrogate deep down": ("a.jsonl", b'{"m": [{"c": "\\ude00"}]}\n', r":1: .*ude00 is half of a surrogate pair"),
+    "too deep": ("a.jsonl", b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", r":1: .*nested too deeply"),
+    "too many digits": ("a.jsonl", b'{"a": ' + b"1" * 5000 + b"}", r":1: not a number that can be read"),
+    "JSON cut off in a string": ("a.json", b'[{"text": "a"},\n {"text": "b', r": line 2, column 11: record 2: it is cut off here"),
+    "JSON cut off after a record": ("a.json", b'[{"text": "a"}', r": .*after record 1 the file ends without \]"),
+    "JSON cut off after a comma": ("a.json", b'[{"text": "a"},', r": .*record 2 is cut off here"),
+    "JSON with a trailing comma": ("a.json", b'[{"text": "a"},\n]', r": line 2, column 1: after record 1: a trailing comma"),
+    "JSON without a comma": ("a.json", b'[{"text": "a"}\n{"text": "b"}]', r": line 2, column 1: after record 1: a comma is missing"),
+    "JSON with a number": ("a.json", b'[{"text": "a"}, 3]', r": line 1, column 17: record 2 is not an object"),
+    "JSON with a trailing comma in a row": ("a.json", b'[{"text": "a",}]', r": line 1, .*record 1: a trailing comma"),
+    "JSON with something after": ("a.json", b'[{"text": "a"}] x', r": line 1, column 17: something follows the end"),
+    "JSON that is a text": ("a.json", b'"text"', r": line 1, column 1: a list of rows"),
+    "JSON not in UTF-8": ("a.json", b'[{"text": "caf\xe9"}]', r": not UTF-8 near byte 14"),
+    "JSON with NUL": ("a.json", b'[{"text": "a\0"}]', r": a NUL byte near byte 12"),
+    "JSON with a surrogate": ("a.json", b'[{"text": "\\ud800"}]', r": record 1: .*ud800 is half"),
+    "JSON with two lists": ("a.json", b'{"a": [{"t": "x"}], "b": [{"t": "y"}]}', r": the document holds several lists \(a, b\)"),
+    "CSV with a short row": ("a.csv", b"text,n\na,1\nb\n", r":3: 1 fields, but the header names 2 \(text, n\)"),
+    "CSV with a long row": ("a.csv", b"text,n\na,1,2\n", r":2: 3 fields, but the header names 2"),
+    "CSV with an open quote": ("a.csv", b'text,n\n"a,1\nb,2\n', r":2: a double quote is opened in this row and never closed"),
+    "CSV with a stray quote": ("a.csv", b'text,n\n"a"b,1\n', r":2: text follows a closing double quote"),
+    "CSV with a column twice": ("a.csv", b"text,text\na,1\n", r":1: the header names text twice"),
+    "CSV with a nameless column": ("a.csv", b"text,\na,1\n", r":1: column 2 has no name"),
+    "CSV with semicolons": ("a.csv", b"text;n\na;1\n", r":1: the columns seem to be separated by semicolons"),
+    "CSV with tabs": ("a.csv", b"text\tn\na\t1\n", r":1: .*separated by tabs; name the file \.tsv"),
+    "CSV not in UTF-8": ("a.csv", b"text,n\ncaf\xe9,1\n", r":2: not UTF-8: byte 0xe9 in column 4"),
+    "not Parquet": ("a.parquet", b"hello there, this is no table", r": it cannot be read as Parquet"),
+    "empty Parquet": ("a.parquet", b"", r": it cannot be read as Parquet"),
+    "text not in UTF-8": ("a.txt", b"one\ncaf\xe9\n", r":2: not UTF-8: byte 0xe9 in column 4"),
+    "not TFRecord": ("a.tfrecord", b"hello there, this is no record", r": record 1 at byte 0 has a damaged header"),
+    "gz that is not": ("a.jsonl.gz", b"hello", r": the \.gz is damaged or cut off"),
+    "gz cut off": ("a.jsonl.gz", gzip.compress(GOOD * 10_000)[:-20], r": the \.gz is damaged or cut off"),
+    "gz damaged": ("a.jsonl.gz", gzip.compress(GOOD)[:12] + b"\xff\xff" + gzip.compress(GOOD)[14:], r": the \.gz is damaged"),
+    "zst that is not": ("a.jsonl.zst", b"hello there", r": the \.zst is damaged or cut off"),
+    # zstandard's own stream ends in silence here, and rows would be missing
+    "zst cut off": ("a.jsonl.zst", zstandard.ZstdCompressor().compress(GOOD * 10_000)[:-6], r": the \.zst is damaged or cut off"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_names_the_file_the_place_and_what_to_do(tmp_path: Path, fault: str):
+    name, data, says = FAULTS[fault]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        list(read_records(Source(path=str(path))))
+    assert re.match(re.escape(str(path)) + says, str(caught.value)), str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(path))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.tfrecord", "a.jsonl.gz"])
+def test_an_empty_file_has_no_records(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
+    assert list(read_records(Source(path=str(tmp_path / name)))) == []
+
+
+def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path: Path):
+    (tmp_path / "train.jsonl").write_bytes(GOOD)
+    with pytest.raises(
+        UserError, match=r'trian\.jsonl: there is no such file or folder; did you mean ".*train\.jsonl"'
+    ):
+        list(read_records(Source(path=str(tmp_path / "trian.jsonl"))))
+    with pytest.raises(UserError, match="nor a folder"):
+        list(read_records(Source(path=str(tmp_path / "no" / "train.jsonl"))))
+
+
+def test_a_pattern_without_a_match_an_empty_folder_and_an_unknown_kind_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="the pattern matches no file"):
+        list(read_records(Source(path=str(tmp_path / "*.jsonl"))))
+    with pytest.raises(UserError, match="the folder holds no files"):
+        list(read_records(Source(path=str(tmp_path))))
+    (tmp_path / "a.docx").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"the folder holds 1 files, none of which podtune reads\. It reads jsonl"):
+        list(read_records(Source(path=str(tmp_path))))
+    with pytest.raises(UserError, match="does not know this kind of file"):
+        list(read_records(Source(path=str(tmp_path / "a.docx"))))
+
+
+def test_a_folder_of_several_kinds_is_refused_so_that_a_licence_is_not_trained_on(tmp_path: Path):
+    (tmp_path / "train.jsonl").write_bytes(GOOD)
+    (tmp_path / "LICENSE.txt").write_text("Permission is hereby granted")
+    with pytest.raises(UserError, match=r"several kinds of file \(1 text, 1 jsonl\)\. Name one: .*/\*\.jsonl"):
+        list(read_records(Source(path=str(tmp_path))))
+
+
+def test_rows_before_a_fault_are_given_so_that_the_fault_is_the_first(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(GOOD * 3 + b"{")
+    records = read_records(Source(path=str(path)))
+    assert [next(records).number for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(UserError, match=":4:"):
+        next(records)
+
+
+def test_a_row_of_many_megabytes_is_read(tmp_path: Path):
+    row = {"text": "x" * (20 << 20)}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "first"}, row]))
+    (tmp_path / "a.csv").write_text("text,n\n" + row["text"] + ",1\n")
+    for name, at in (("a.jsonl", 0), ("a.json", 1), ("a.csv", 0)):
+        assert len(list(read_records(Source(path=str(tmp_path / name))))[at].value["text"]) == 20 << 20
+
+
+def test_a_split_is_refused_where_there_are_none(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    with pytest.raises(UserError, match="only Hub datasets have splits"):
+        list(read_records(Source(path=str(tmp_path / "a.jsonl"), split="train")))
