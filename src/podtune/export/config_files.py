@@ -9,14 +9,13 @@ from typing import Any
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": None, "typical_p": 1.0}
 
 
-def exported_config(source: Mapping[str, Any], *, dtype: str, architecture: str, eos_ids: Iterable[int]) -> dict[str, Any]:
-    """The source's own config.json with what changed: dtype, architecture, end ids; quantisation left out.
+def exported_config(source: Mapping[str, Any], *, dtype: str, eos_ids: Iterable[int]) -> dict[str, Any]:
+    """The source's own config.json with what changed: dtype and end ids; quantisation left out.
 
     The rotary settings are written in both forms, since transformers 4 knows no `rope_parameters`: a model whose config has
     only those would run there on the default base of 10000, and nothing would say so.
     """
     config = {key: value for key, value in source.items() if key not in ("quantization_config", "_name_or_path")}
-    config["architectures"] = [architecture]
     config["dtype"] = config["torch_dtype"] = dtype
     config["eos_token_id"] = _one_or_many(eos_ids, before=source.get("eos_token_id"))
     config.update(_older_rope(config))
