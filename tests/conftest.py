@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # Before anything imports jax.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -15,11 +16,15 @@ from jaxtyping import install_import_hook
 
 install_import_hook("podtune", "beartype.beartype")
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-REAL_INPUTS_HAD: list[str] = []
-REAL_INPUTS_MISSED: list[str] = []
+REAL_INPUTS: dict[str, list[str]] = {"had": [], "missed": []}
+
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI") == "true":
+    hypothesis.settings.load_profile("ci")
 
 
 def real_input(name: str) -> Path:
@@ -32,9 +37,9 @@ def real_input(name: str) -> Path:
 
         path = Path(real_inputs.fetch(name))
     except Exception as error:
-        REAL_INPUTS_MISSED.append(f"{name}: {error}")
+        REAL_INPUTS["missed"].append(f"{name}: {error}")
         pytest.skip(f"genuine input {name!r} cannot be had: {error}")
-    REAL_INPUTS_HAD.append(name)
+    REAL_INPUTS["had"].append(name)
     return path
 
 
@@ -53,8 +58,17 @@ def _own_temporary_folders(tmp_path_factory, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Gathers what the workers of a parallel run had and missed."""
+    for kind, names in getattr(node, "workeroutput", {}).get("real_inputs", {}).items():
+        REAL_INPUTS[kind] += names
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """In CI, at least one genuine input must have been had where any was asked for."""
-    if os.environ.get("CI") == "true" and REAL_INPUTS_MISSED and not REAL_INPUTS_HAD:
-        print("\nNo genuine input could be had, and CI must have at least one:", *REAL_INPUTS_MISSED, sep="\n  ")
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["real_inputs"] = REAL_INPUTS
+    elif os.environ.get("CI") == "true" and REAL_INPUTS["missed"] and not REAL_INPUTS["had"]:
+        print("\nNo genuine input could be had, and CI must have at least one:", *REAL_INPUTS["missed"], sep="\n  ")
         session.exitstatus = 1

@@ -1,12 +1,25 @@
 """The `data` block of the run file: where rows come from, what they look like, and what becomes of them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
+from pydantic_core import CoreSchema, core_schema
 
-from podtune.config.subject import Subject, as_sequence, list_or_scalar
-from podtune.config.values import Bool, Choice, CountOrFraction, PathText, Place, Real, Whole, describe, wrong
+from podtune.config.subject import OneOrMany, Subject, as_sequence, list_or_scalar
+from podtune.config.values import (
+    Bool,
+    Choice,
+    CountOrFraction,
+    JsonSchema,
+    PathText,
+    Place,
+    Real,
+    Whole,
+    describe,
+    wrong,
+)
 
 Shape = Literal["auto", "messages", "conversations", "prompt_completion", "alpaca", "text", "tfrecord"]
 ColumnRole = Literal[
@@ -51,28 +64,31 @@ class Source(Subject):
     """The split of a Hub dataset."""
 
 
-def _read_sources(value: object) -> object:
-    """One source, or a list of them."""
-    if value is None or value == [] or value == ():
-        raise wrong(f"wanted a path or a list of paths, read {'an empty list' if value is not None else 'nothing'}")
-    return as_sequence(value)
+@dataclass(frozen=True)
+class ValidationRows:
+    """Annotation of data.validation: words and numbers are themselves, anything else is sources."""
+
+    def read(self, value: object) -> object:
+        """The value, checked if it is a scalar."""
+        if isinstance(value, str) and value.strip() in ("auto", "none"):
+            return value.strip()
+        if value is None or isinstance(value, bool) or value in ([], ()):
+            raise wrong(
+                "wanted auto, none, a fraction of the rows, a number of rows or a path, "
+                f"read {describe(value)}; write none for no validation split"
+            )
+        return CountOrFraction("rows").checked(value) if isinstance(value, int | float) else as_sequence(value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        many = next(part for part in handler(schema)["oneOf"] if part.get("type") == "array")
+        numbers = CountOrFraction("rows").json_schema["anyOf"]
+        return {"anyOf": [{"enum": ["auto", "none"]}, *numbers, many["items"], many | {"minItems": 1}]}
 
 
-def _read_validation(value: object) -> object:
-    """Words and numbers are themselves; anything else is sources."""
-    if isinstance(value, str) and value.strip() in ("auto", "none"):
-        return value.strip()
-    if value is None or isinstance(value, bool):
-        raise wrong(
-            "wanted auto, none, a fraction of the rows, a number of rows or a path, "
-            f"read {describe(value)}; write none for no validation split"
-        )
-    if isinstance(value, int | float):
-        return CountOrFraction("rows").checked(value)
-    return _read_sources(value)
-
-
-Sources = Annotated[tuple[Source, ...], BeforeValidator(_read_sources)]
+Sources = Annotated[tuple[Source, ...], OneOrMany(empty=False)]
 TrainOn = Literal["assistant", "completion", "all", "last"]
 
 
@@ -87,7 +103,7 @@ class Data(Subject):
         Annotated[Literal["auto", "none"] | int | float, Tag("<scalar>")]
         | Annotated[tuple[Source, ...], Tag("<list>")],
         Discriminator(list_or_scalar),
-        BeforeValidator(_read_validation),
+        ValidationRows(),
     ] = "auto"
     """Held-out rows: auto (5 % of the rows, at most 500), none, a fraction, a number of rows, or paths of their own."""
     train_on: Annotated[TrainOn, Choice()] = "assistant"
@@ -104,7 +120,9 @@ class Data(Subject):
     shape: Annotated[Shape, Choice()] = "auto"
     """What a row looks like; auto looks at the first rows."""
     columns: Columns = Field(default_factory=dict[ColumnRole, str])
-    """Names the data uses for what podtune looks for, such as {prompt: question, completion: answer}."""
+    """Names the data uses for what podtune looks for, such as {prompt: question, completion: answer}. It looks for
+    messages, role, content, train, tools, system, prompt, completion, instruction, input, output, text, tokens, trained
+    and segments."""
     workers: Annotated[int | None, Whole(at_least=0)] = None
     """Processes that tokenise; none: one per core."""
     cache: Annotated[str | None, Place()] = None

@@ -5,11 +5,11 @@ configuration reads it. A subject that has a scalar form (`model: name`, `method
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from podtune.config.rows import Columns, Data, Shape, Source, TrainOn
-from podtune.config.subject import Subject, as_sequence, list_or_scalar
+from podtune.config.subject import OneOrMany, Subject, list_or_scalar
 from podtune.config.training import EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
 from podtune.config.values import (
     Bool,
@@ -49,11 +49,6 @@ class Full(Subject):
     """Every weight is trained."""
 
 
-def _read_targets(value: object) -> object:
-    """all-linear, one pattern, or a list of them."""
-    return value if value == "all-linear" else as_sequence(value)
-
-
 class LoRA(Subject):
     """Low-rank adapters are trained beside frozen weights (Hu et al., 2021)."""
 
@@ -66,7 +61,7 @@ class LoRA(Subject):
     targets: Annotated[
         Annotated[Literal["all-linear"], Tag("<scalar>")] | Annotated[tuple[String, ...], Tag("<list>")],
         Discriminator(list_or_scalar),
-        BeforeValidator(_read_targets),
+        OneOrMany(words=("all-linear",), empty=False),
     ] = "all-linear"
     """all-linear, or patterns over weight paths such as layers.attention.q. One that matches nothing is refused."""
     rslora: Bool = False
@@ -137,7 +132,7 @@ class Eval(Subject):
     """Steps, or the fraction of the run, between evaluations; none: only before and after."""
     samples: Annotated[int, Whole(at_least=0)] = 3
     """Held-out prompts answered before, during and after training."""
-    prompts: Annotated[tuple[String, ...], BeforeValidator(as_sequence)] = ()
+    prompts: Annotated[tuple[String, ...], OneOrMany()] = ()
     """Prompts of your own that are answered too."""
     max_new_tokens: Annotated[int, Whole(at_least=1)] = 64
     """Longest answer."""

@@ -1,10 +1,11 @@
 """What every block of the run file shares: it is frozen, refuses unknown keys, and may have a scalar form."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from podtune.config.values import JsonSchema, describe, wrong
 
@@ -12,6 +13,50 @@ from podtune.config.values import JsonSchema, describe, wrong
 def as_sequence(value: object) -> tuple[object, ...]:
     """A list as it is; anything else as a list of one."""
     return tuple(cast(list[object], value)) if isinstance(value, list | tuple) else (value,)
+
+
+@dataclass(frozen=True)
+class OneOrMany:
+    """Annotation of a tuple field that also takes one item without a list round it."""
+
+    words: tuple[str, ...] = ()
+    """Texts that stand for themselves and are no item."""
+    empty: bool = True
+    """Whether a list with nothing in it will do."""
+
+    def read(self, value: object) -> object:
+        """The value with a list round it, unless it is a word."""
+        if isinstance(value, str) and value.strip() in self.words:
+            return value.strip()
+        if value is None or (not self.empty and as_sequence(value) == ()):
+            read = "an empty list" if value is not None else describe(value)
+            raise wrong(f"wanted one or a list of them, read {read}; leave the key out to have its default")
+        return as_sequence(value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        inner = handler(schema)
+        many = next(part for part in (inner, *inner.get("oneOf", ())) if part.get("type") == "array")
+        if not self.empty:
+            many["minItems"] = 1
+        words = [{"enum": list(self.words)}] if self.words else []
+        return {"anyOf": [*words, many["items"], many]}
+
+
+@dataclass(frozen=True)
+class OrNone:
+    """Annotation of a block that may be absent: `none` says so."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def read(value: object) -> object:
+            return None if isinstance(value, str) and value.strip() == "none" else value
+
+        return core_schema.no_info_before_validator_function(read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        return {"anyOf": [{"enum": ["none"]}, *handler(schema)["anyOf"]]}
 
 
 def list_or_scalar(value: object) -> str:

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
-
-from podtune.config.subject import Subject
+from podtune.config.subject import OrNone, Subject
 from podtune.config.values import Choice, CountOrFraction, Duration, Real, Switch, Whole
 
 OptimizerName = Literal["adamw", "adafactor", "lion", "sgd", "muon"]
@@ -80,11 +78,6 @@ class EarlyStopping(Subject):
     """The least fall of the loss that counts as one."""
 
 
-def _none_is_null(value: object) -> object:
-    """`none` written for a block that may be absent."""
-    return None if isinstance(value, str) and value.strip() == "none" else value
-
-
 class Train(Subject):
     """The training itself."""
 
@@ -126,9 +119,9 @@ class Train(Subject):
     """What becomes of a step whose loss or gradient is not finite. Every such step is counted."""
     max_bad_steps: Annotated[int, Whole(at_least=1)] = 10
     """Skipped or rolled-back steps in a row after which the run stops."""
-    spike_guard: Annotated[SpikeGuard | None, BeforeValidator(_none_is_null)] = None
+    spike_guard: Annotated[SpikeGuard | None, OrNone()] = None
     """The same for steps whose gradient norm leaps: skip, rollback, stop, or a mapping; none: off."""
-    early_stopping: Annotated[EarlyStopping | None, BeforeValidator(_none_is_null)] = None
+    early_stopping: Annotated[EarlyStopping | None, OrNone()] = None
     """Patience in evaluations, or a mapping; none: train to the end."""
 
     @classmethod
