@@ -31,6 +31,8 @@ def token_range(span: tuple[int, int], offsets: Offsets) -> tuple[int, int]:
     first = bisect_left(offsets, (start,), 0, last)
     while first and offsets[first - 1][1] > start:
         first -= 1
+    while first < last and offsets[first][1] <= start:  # a BOS that is in no text
+        first += 1
     return first, last
 
 
