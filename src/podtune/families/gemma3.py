@@ -87,7 +87,7 @@ def _ropes(settings: Settings, context_length: int) -> tuple[Rope, Rope]:
 
 
 def multimodal_config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
-    """The text model inside. Whether its head is tied, the inner configuration says, else the outer one; by default it is."""
+    """The text model inside. Its head is tied unless the inner configuration, or else the outer one, says otherwise."""
     text = content.get(_TEXT_CONFIG)
     if not isinstance(text, Mapping):
         raise UserError(f"config.json: {_TEXT_CONFIG}={text!r} must be the configuration of the text model.")

@@ -10,7 +10,7 @@ import fnmatch
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -172,6 +172,9 @@ def _listed(names: list[str]) -> str:
 
 def _load(param: Param, names: list[str], store: TensorStore, mesh: Mesh) -> jax.Array:
     sharding = sharding_for(mesh, param.axes, param.shape)
+    if param.kind == "vector":  # so small that all layers may lie on the host at once
+        whole = np.stack([store.read(name) for name in names]).reshape(param.shape).astype(param.dtype)
+        return jax.make_array_from_callback(param.shape, sharding, lambda index: whole[index])
     if not param.is_stacked:
         return _converter(param, sharding)(_read(param, names[0], store, mesh))
     stack = jnp.zeros(param.shape, param.dtype, device=sharding)
@@ -201,15 +204,11 @@ def _checkpoint_partition(param: Param, mesh: Mesh) -> PartitionSpec:
     """How a tensor as it lies in a checkpoint is split, so that turning it to our layout moves nothing."""
     first = int(param.is_stacked)
     spec = tuple(partition(mesh, param.axes[first:], param.shape[first:]))
-    if is_transposed(param):
-        inner = (*spec[1 : param.inputs], *spec[param.inputs + 1 :])
-        split = PartitionSpec(spec[param.inputs], spec[0])
-    elif param.kind == "lookup":
-        inner, split = (), PartitionSpec(*spec)
-    else:
-        inner, split = spec[1:], PartitionSpec(spec[0])
+    if not is_transposed(param):
+        return PartitionSpec(*spec)
+    inner = (*spec[1 : param.inputs], *spec[param.inputs + 1 :])
     assert not any(inner), f"only the first dimension of a group may be split, and {param.axes} splits {spec}"
-    return split
+    return PartitionSpec(spec[param.inputs], spec[0])
 
 
 def _to_ours(tensor: jax.Array, param: Param) -> jax.Array:
@@ -217,10 +216,12 @@ def _to_ours(tensor: jax.Array, param: Param) -> jax.Array:
     return turned.reshape(layer_shape(param)).astype(param.dtype)
 
 
+@lru_cache(maxsize=64)
 def _converter(param: Param, sharding: NamedSharding) -> Any:
     return jax.jit(partial(_to_ours, param=param), out_shardings=sharding)
 
 
+@lru_cache(maxsize=64)
 def _writer(param: Param, sharding: NamedSharding) -> Any:
     def write(stack: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(stack, _to_ours(tensor, param), layer, axis=0)

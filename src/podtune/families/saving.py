@@ -1,4 +1,4 @@
-"""Weights as the tensors of a Hugging Face checkpoint: merged, one at a time, in its names and layout. Used by export."""
+"""Weights as the tensors of a Hugging Face checkpoint: merged, one at a time, in its names and layout. For export."""
 
 from __future__ import annotations
 
