@@ -62,7 +62,7 @@ def logits_of(weights, ids):
 def greedy_without_cache(weights, prompt, count):
     ids = list(prompt)
     for _ in range(count):
-        padded = np.zeros(96, np.int32)  # one length, so one compilation; nothing sees what comes after it
+        padded = np.zeros(128, np.int32)  # one length, so one compilation; nothing sees what comes after it
         padded[: len(ids)] = ids
         ids.append(int(jnp.argmax(logits_of(weights, padded)[len(ids) - 1])))
     return ids[len(prompt) :]
@@ -141,8 +141,25 @@ def test_the_whole_context_can_be_used(generator):
     assert len(list(generator.stream([1] * 500, max_new_tokens=12))) == 12
 
 
-def test_buckets_are_few_and_never_past_the_context():
-    assert [bucket(n, most=500) for n in (1, 64, 65, 300, 500)] == [64, 64, 128, 500, 500]
+def test_answers_side_by_side_are_those_of_each_prompt_alone(generator):
+    prompts = [[5, 17, 3], list(range(70)), [9]]
+    together = [list(column) for column in zip(*generator.stream_many(prompts, max_new_tokens=9), strict=True)]
+    assert together == [list(generator.stream(prompt, max_new_tokens=9)) for prompt in prompts]
+
+
+def test_an_answer_that_ends_leaves_the_others_going(generator):
+    prompts = [[5, 17, 3], [9]]
+    one, other = (list(generator.stream(prompt, max_new_tokens=9)) for prompt in prompts)
+    end = next(token for token in one[1:] if token not in other)
+    stopping = Generator(SimpleNamespace(config=CONFIG), generator.weights, a_tokenizer(end))
+    assert stopping.texts(prompts, max_new_tokens=9) == [
+        " ".join(map(str, one[: one.index(end)])),
+        " ".join(map(str, other)),
+    ]
+
+
+def test_buckets_are_few():
+    assert [bucket(length) for length in (1, 64, 65, 300)] == [64, 64, 128, 512]
 
 
 @settings(max_examples=200, deadline=None)

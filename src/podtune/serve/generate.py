@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from podtune.config.errors import UserError
 from podtune.models.cache import KVCache
@@ -54,30 +54,44 @@ class Generator:
         self, prompt_ids: Sequence[int], *, max_new_tokens: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
         """The ids of the answer as they come, the one that ends it left out. Raises UserError when they cannot fit."""
-        self.check_room(prompt_ids, max_new_tokens)
-        sampling = sampling or Sampling()
-        settings = _Settings(
-            key=jax.random.key(sampling.seed),
-            temperature=jnp.float32(sampling.temperature),
-            top_k=jnp.int32(sampling.top_k),
-            top_p=jnp.float32(sampling.top_p),
-        )
+        for (token,) in self.stream_many([prompt_ids], max_new_tokens=max_new_tokens, sampling=sampling):
+            assert token is not None
+            yield token
+
+    def stream_many(
+        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, sampling: Sampling | None = None
+    ) -> Iterator[list[int | None]]:
+        """The next id of each answer, side by side, at the price of one; None for an answer that has ended."""
+        for prompt in prompts:
+            self.check_room(prompt, max_new_tokens)
+        settings = _Settings.of(sampling or Sampling())
         program = {"config": self.config, "compute_dtype": self.compute_dtype, "mesh": self.mesh}
-        padded = np.zeros((1, bucket(len(prompt_ids), most=self.config.context_length)), np.int32)
-        padded[0, : len(prompt_ids)] = prompt_ids
-        cache_length = max(
-            bucket(len(prompt_ids) + max_new_tokens, most=self.config.context_length), padded.shape[1]
-        )
-        token, cache = _prefill(
-            self.weights, padded, np.int32(len(prompt_ids)), settings, cache_length=cache_length, **program
-        )
-        for count in range(1, max_new_tokens + 1):
-            said = int(token)
-            if said in self.stop_ids:
+        counts = np.asarray([len(prompt) for prompt in prompts], np.int32)
+        tokens = np.zeros((len(prompts), bucket(int(counts.max()))), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        slots = tokens.shape[1] + bucket(max_new_tokens)
+        chosen, cache = _prefill(self.weights, tokens, counts, settings, slots=slots, **program)
+        going = [True] * len(prompts)
+        for place in range(max_new_tokens):
+            said = np.asarray(chosen).tolist()
+            going = [goes and token not in self.stop_ids for goes, token in zip(going, said, strict=True)]
+            if not any(going):
                 return
-            yield said
-            if count < max_new_tokens:
-                token, cache = _decode(self.weights, token, cache, settings, **program)
+            yield [token if goes else None for goes, token in zip(going, said, strict=True)]
+            if place + 1 < max_new_tokens:
+                chosen, cache = _decode(self.weights, chosen, counts + place, cache, settings, **program)
+
+    def texts(
+        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, sampling: Sampling | None = None
+    ) -> list[str]:
+        """The whole answer to each prompt."""
+        answers: list[list[int]] = [[] for _ in prompts]
+        if prompts:
+            for tokens in self.stream_many(prompts, max_new_tokens=max_new_tokens, sampling=sampling):
+                for answer, token in zip(answers, tokens, strict=True):
+                    answer += [] if token is None else [token]
+        return [self.tokenizer.decode(answer) for answer in answers]
 
     def text(self, prompt_ids: Sequence[int], *, max_new_tokens: int, sampling: Sampling | None = None) -> str:
         """The whole answer."""
@@ -121,10 +135,9 @@ class Generator:
             )
 
 
-def bucket(length: int, *, most: int) -> int:
-    """The length that a program is compiled for: a power of two, at least 64, at most the model's context."""
-    wanted = max(SHORTEST_BUCKET, 1 << (length - 1).bit_length())
-    return wanted if wanted <= most else max(length, most)
+def bucket(length: int) -> int:
+    """The length that a program is compiled for: a power of two, at least 64."""
+    return max(SHORTEST_BUCKET, 1 << (length - 1).bit_length())
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["key", "temperature", "top_k", "top_p"], meta_fields=[])
@@ -132,32 +145,47 @@ def bucket(length: int, *, most: int) -> int:
 class _Settings:
     """The sampling as arrays, so that it is no part of the program."""
 
-    key: PRNGKeyArray
-    temperature: Float[Array, ""]
-    top_k: Int[Array, ""]
-    top_p: Float[Array, ""]
+    key: Any
+    temperature: Any
+    top_k: Any
+    top_p: Any
 
-    def choose(self, logits: Float[Array, " vocab"], place: Int[Array, ""]) -> Int[Array, ""]:
-        key = jax.random.fold_in(self.key, place)
-        return next_token(logits, key, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+    @classmethod
+    def of(cls, sampling: Sampling) -> _Settings:
+        return cls(
+            key=jax.random.key(sampling.seed),
+            temperature=jnp.float32(sampling.temperature),
+            top_k=jnp.int32(sampling.top_k),
+            top_p=jnp.float32(sampling.top_p),
+        )
+
+    def choose(self, logits: Float[Array, "rows vocab"], places: Int[Array, " rows"]) -> Int[Array, " rows"]:
+        """A token for each row; its key depends on the row and on the place of the token in it."""
+
+        def one(logits: Array, row: Array, place: Array) -> Array:
+            key = jax.random.fold_in(jax.random.fold_in(self.key, row), place)
+            return next_token(logits, key, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+        return jax.lax.map(lambda each: one(*each), (logits, jnp.arange(logits.shape[0]), places))
 
 
-@partial(jax.jit, static_argnames=("config", "cache_length", "compute_dtype", "mesh"))
+@partial(jax.jit, static_argnames=("config", "slots", "compute_dtype", "mesh"))
 def _prefill(
     weights: Decoder[Any],
-    tokens: Int[Array, "1 bucket"],
-    count: Int[Array, ""],
+    tokens: Int[Array, "rows bucket"],
+    counts: Int[Array, " rows"],
     settings: _Settings,
     *,
     config: DecoderConfig,
-    cache_length: int,
+    slots: int,
     compute_dtype: DTypeLike,
     mesh: Mesh | None,
-) -> tuple[Int[Array, ""], KVCache]:
-    """The first token of the answer to the `count` first tokens, and the cache that holds those."""
-    positions = jnp.arange(tokens.shape[1])[None]
-    segments = (positions < count).astype(jnp.int32)
-    cache = cache_for(config, batch=1, length=cache_length, dtype=compute_dtype)
+) -> tuple[Int[Array, " rows"], KVCache]:
+    """The first token of each answer, and the cache that holds the prompts: of each row its first `counts` tokens."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    # Padding is a segment of its own, which no later token sees.
+    segments = (positions < counts[:, None]).astype(jnp.int32)
+    cache = cache_for(config, batch=tokens.shape[0], length=slots, dtype=compute_dtype)
     seen = hidden(
         config,
         weights,
@@ -168,32 +196,33 @@ def _prefill(
         compute_dtype=compute_dtype,
         mesh=mesh,
     )
-    last = jax.lax.dynamic_index_in_dim(seen.states[0], count - 1, keepdims=False)
-    # The padding's slots are free: the answer goes there.
-    return settings.choose(unembed(config, weights, last), count), dataclasses.replace(seen.cache, filled=count)
+    last = jnp.take_along_axis(seen.states, (counts - 1)[:, None, None], axis=1)[:, 0]
+    assert seen.cache is not None
+    return settings.choose(unembed(config, weights, last), counts), seen.cache
 
 
 @partial(jax.jit, static_argnames=("config", "compute_dtype", "mesh"), donate_argnames=("cache",))
 def _decode(
     weights: Decoder[Any],
-    token: Int[Array, ""],
+    tokens: Int[Array, " rows"],
+    positions: Int[Array, " rows"],
     cache: KVCache,
     settings: _Settings,
     *,
     config: DecoderConfig,
     compute_dtype: DTypeLike,
     mesh: Mesh | None,
-) -> tuple[Int[Array, ""], KVCache]:
-    """The token after `token`, and the cache with `token` in it."""
+) -> tuple[Int[Array, " rows"], KVCache]:
+    """The token after each of `tokens`, which stand at `positions`, and the cache with them in it."""
     seen = hidden(
         config,
         weights,
-        token[None, None],
-        positions=cache.filled[None, None],
-        segments=jnp.ones((1, 1), jnp.int32),
+        tokens[:, None],
+        positions=positions[:, None],
+        segments=jnp.ones((tokens.shape[0], 1), jnp.int32),
         cache=cache,
         compute_dtype=compute_dtype,
         mesh=mesh,
     )
     assert seen.cache is not None
-    return settings.choose(unembed(config, weights, seen.states[0, 0]), seen.cache.filled), seen.cache
+    return settings.choose(unembed(config, weights, seen.states[:, 0]), positions + 1), seen.cache

@@ -1,0 +1,102 @@
+"""Opens what can be talked to: a run's output folder, an adapter, a Hugging Face folder, a GGUF file or a Hub id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from podtune.config.errors import UserError
+from podtune.export.peft import CONFIG_FILE, load_adapter
+from podtune.families import Model, model_from_files
+from podtune.families.loading import load_weights
+from podtune.hub.sources import ModelFiles, resolve_model
+from podtune.hub.tokenizer import Tokenizer, load_tokenizer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to answer. about: what it is, in one line."""
+
+    model: Model
+    weights: Any
+    tokenizer: Tokenizer
+    files: ModelFiles
+    about: str
+
+
+def load_for_serving(source: str, *, mesh: Mesh, cache: Path | None = None, say: Say | None = None) -> Loaded:
+    """The model that `source` names, on the mesh, its adapter beside its weights if it has one.
+
+    Raises UserError when there is nothing that could answer.
+    """
+    folder = Path(source).expanduser()
+    if (folder / "run.json").is_file():
+        return _from_output(folder, mesh=mesh, cache=cache, say=say)
+    if (folder / CONFIG_FILE).is_file():
+        return _from_adapter(folder, mesh=mesh, cache=cache, say=say)
+    return _from_model(source, mesh=mesh, cache=cache, say=say)
+
+
+def _from_output(folder: Path, *, mesh: Mesh, cache: Path | None, say: Say | None) -> Loaded:
+    if (folder / "model" / "config.json").is_file():
+        return _from_model(str(folder / "model"), mesh=mesh, cache=cache, say=say)
+    if (folder / "adapter" / CONFIG_FILE).is_file():
+        return _from_adapter(folder / "adapter", mesh=mesh, cache=cache, say=say)
+    raise UserError(
+        f"{folder}: this run has no exported model yet. `podtune export {folder}` writes one from its last checkpoint."
+    )
+
+
+def _from_adapter(folder: Path, *, mesh: Mesh, cache: Path | None, say: Say | None) -> Loaded:
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not base:
+        raise UserError(f"{folder / CONFIG_FILE}: base_model_name_or_path is empty. Write the base model's name there.")
+    name = f"{base}@{revision}" if revision else base
+    loaded = _from_model(name, mesh=mesh, cache=cache, say=say)
+    weights = load_adapter(loaded.model, loaded.weights, folder)
+    tokenizer = loaded.tokenizer
+    if (folder / "tokenizer.json").is_file():  # the adapter's own, whose chat template is the one trained with
+        tokenizer = load_tokenizer(_with_folder(loaded.files, folder))
+    return Loaded(loaded.model, weights, tokenizer, loaded.files, f"{loaded.about} with the adapter {folder}")
+
+
+def _from_model(source: str, *, mesh: Mesh, cache: Path | None, say: Say | None) -> Loaded:
+    files = resolve_model(source, cache=cache, progress=say)
+    model = model_from_files(files)
+    tokenizer = load_tokenizer(files)
+    weights = load_weights(model, model.describe(dtype=serving_dtype(mesh)), files.tensors(), mesh)
+    return Loaded(model, weights, tokenizer, files, source)
+
+
+def serving_dtype(mesh: Mesh) -> Any:
+    """float32 on a CPU, where bfloat16 buys no speed; bfloat16 on accelerators."""
+    return jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16
+
+
+def _with_folder(files: ModelFiles, folder: Path) -> ModelFiles:
+    return ModelFiles(
+        source=files.source,
+        folder=folder,
+        gguf=None,
+        config=files.config,
+        generation_config=files.generation_config,
+        fingerprint=files.fingerprint,
+    )
+
+
+def whole_mesh() -> Mesh:
+    """Every device of this machine, the weights copied to each if they are small."""
+    from podtune.config.schema import Mesh as MeshSettings
+    from podtune.parallel.mesh import build_mesh
+
+    return build_mesh(MeshSettings(), jax.devices()[:1] if jax.devices()[0].platform == "cpu" else None)
