@@ -5,28 +5,14 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME, parse_index, weight_files
+from podtune.hub.selection import missing_file, model_files, what_it_holds
 from podtune.hub.telling import Progress, teller
 from podtune.hub.transfer import Repository, fetch_file, patiently
 
-# Files of a model besides its weights. `config_only` takes the first three.
-_CONFIG_FILES = ("config.json", "generation_config.json", INDEX_NAME)
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 _ID = re.compile(r"(?:hub://)?([\w][\w.-]*(?:/[\w.-]+)?)(?:@([^@\s]+))?", re.ASCII)
 _PARALLEL_FILES = 4
 
@@ -65,18 +51,10 @@ def fetch_model(
     if isinstance(listing, Path):
         return _cached_model(hub_id, listing, config_only=config_only)
     repository, names = listing
-    if "config.json" not in names:
-        raise UserError(f"model: {hub_id} has no config.json on the Hub. {_what_it_holds(names)}")
-    wanted = [name for name in _CONFIG_FILES if name in names]
-    if not config_only:
-        if SINGLE_NAME not in names and INDEX_NAME not in names:
-            raise UserError(
-                f"model: {hub_id} has no {SINGLE_NAME} and no {INDEX_NAME} on the Hub. {_what_it_holds(names)}"
-            )
-        wanted += [name for name in names if name in _TOKENIZER_FILES or name.startswith("additional_chat_templates/")]
-        if SINGLE_NAME in names:
-            # Where a repository has both, the single file counts, as in transformers.
-            wanted = [name for name in wanted if name != INDEX_NAME] + [SINGLE_NAME]
+    fault = missing_file(names, config_only=config_only)
+    if fault is not None:
+        raise UserError(f"model: {hub_id} (commit {repository.commit[:12]}) {fault}")
+    wanted = model_files(names, config_only=config_only)
     paths = _fetch_all(repository, wanted, tell)
     if not config_only and SINGLE_NAME not in names:
         index = paths[wanted.index(INDEX_NAME)]
@@ -124,7 +102,7 @@ def download_dataset_file(
         return listing / name
     repository, names = listing
     if name not in names:
-        raise UserError(f"data: {hub_id} has no file {name} on the Hub. {_what_it_holds(names)}")
+        raise UserError(f"data: {hub_id} has no file {name} on the Hub. {what_it_holds(names)}")
     return _fetch_all(repository, [name], tell)[0]
 
 
@@ -244,21 +222,3 @@ def _remember(hub_id: HubId, kind: str, cache: Path, commit: str) -> None:
     if not reference.is_file() or reference.read_text() != commit:
         with atomic_file(reference) as file:
             file.write(commit.encode())
-
-
-def _what_it_holds(names: Sequence[str]) -> str:
-    """What is there instead, and what can be done with it."""
-    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    adapters = [name for name in names if name == "adapter_config.json"]
-    if ggufs:
-        return f"It holds GGUF files ({ggufs[0]}): download one and name its path as the model."
-    if adapters:
-        return "It is a PEFT adapter: name the base model it was trained on."
-    if pickles:
-        return (
-            f"It holds {pickles[0]}, a pickle, which can run any code when it is opened and is not read. Use "
-            "one with safetensors, or convert it with transformers' save_pretrained where you trust it."
-        )
-    shown: Any = ", ".join(sorted(names)[:8])
-    return f"It holds {shown or 'no files'}{', …' if len(names) > 8 else ''}."
