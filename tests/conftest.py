@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from jaxtyping import install_import_hook
 
-install_import_hook("podtune", "beartype.beartype")
+install_import_hook("podtune", "shape_checks.check")
 
 import hypothesis
 import pytest

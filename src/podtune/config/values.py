@@ -156,10 +156,10 @@ class Real(Kind):
     @property
     def limits(self) -> str:
         """The limits in words, with a blank before them; empty when there are none."""
-        lower = f"above {self.above:g}" if self.above is not None else None
-        lower = f"at least {self.at_least:g}" if self.at_least is not None else lower
-        upper = f"below {self.below:g}" if self.below is not None else None
-        upper = f"at most {self.at_most:g}" if self.at_most is not None else upper
+        lower = f"above {_short(self.above)}" if self.above is not None else None
+        lower = f"at least {_short(self.at_least)}" if self.at_least is not None else lower
+        upper = f"below {_short(self.below)}" if self.below is not None else None
+        upper = f"at most {_short(self.at_most)}" if self.at_most is not None else upper
         said = " and ".join(part for part in (lower, upper) if part)
         return f" {said}" if said else ""
 
@@ -176,6 +176,10 @@ class Real(Kind):
             "exclusiveMaximum": self.below,
         }
         return {"type": "number"} | {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _short(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
 
 
 @dataclass(frozen=True)

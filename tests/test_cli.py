@@ -1,0 +1,169 @@
+"""The command line: quick help, exit statuses, and the commands that need no model."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podtune.cli import main as cli
+from podtune.config.errors import Interrupted, RunFailure, UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAT = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+
+
+def podtune(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a user would."""
+    command = [sys.executable, "-m", "podtune.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "train.jsonl").write_text(CHAT * 3)
+    file = tmp_path / "run.yaml"
+    file.write_text("model: some/model\ndata: train.jsonl\nmethod: lora\noutput: runs/one\n")
+    return file
+
+
+@pytest.mark.parametrize("command", [None, *cli.COMMANDS])
+def test_every_help_answers_at_once_and_imports_nothing_heavy(command):
+    code = (
+        "import sys\n"
+        "from podtune.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as done: status = done.code\n"
+        "heavy = {'jax', 'numpy', 'transformers', 'torch', 'podtune.config.schema', 'pyarrow'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy)); sys.exit(status)\n"
+    )
+    arguments = [command, "--help"] if command else ["--help"]
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if min(seconds) < 0.5:
+            break
+    assert done.returncode == 0, done.stderr
+    assert "Usage: podtune" in done.stdout
+    assert "HEAVY []" in done.stdout
+    # Processor time rather than the clock's: other tests run beside this one.
+    assert min(seconds) < 0.5
+
+
+def test_every_command_of_the_table_is_there():
+    for name, command in cli.COMMANDS.items():
+        assert callable(cli.load(command.place)), name
+
+
+def test_check_says_that_a_right_file_is_right(run_file):
+    done = podtune("check", "run.yaml", "train.steps=3", folder=run_file.parent)
+    assert done.returncode == 0, done.stderr
+    assert "the configuration is right" in done.stdout
+    assert "3 training rows" in done.stdout
+    assert "some/model is fetched when the run starts" in done.stdout
+
+
+def test_check_reports_faults_one_a_line_with_status_2(run_file):
+    run_file.write_text(run_file.read_text() + "train:\n  learning_rte: 1e-4\n")
+    done = podtune("check", "run.yaml", "seed=x", folder=run_file.parent)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        'run.yaml:6: unknown key "learning_rte", did you mean "learning_rate"?',
+        'command line: seed=x: seed: wanted a whole number at least 0 and at most 4294967295, read the text "x"',
+        "error: run.yaml has 2 faults",
+    ]
+
+
+def test_check_reports_faults_of_the_data_model_and_output_together(run_file):
+    folder = run_file.parent
+    (folder / "train.jsonl").write_text(CHAT + '{"messages": [{"role": "user"}]}\n' + CHAT)
+    (folder / "taken").write_text("")
+    done = podtune("check", "run.yaml", "model=./nowhere", "output=taken", folder=folder)
+    assert done.returncode == 2
+    assert "train.jsonl:2: " in done.stderr
+    assert "./nowhere" in done.stderr
+    assert "output: taken is a file" in done.stderr
+    assert "run.yaml has 3 faults" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("data", ["nowhere.jsonl", "empty.jsonl", "broken.jsonl"])
+def test_check_tells_a_missing_an_empty_and_a_broken_source(run_file, data):
+    (run_file.parent / "empty.jsonl").write_text("")
+    (run_file.parent / "broken.jsonl").write_text('{"messages": [{"role"')
+    done = podtune("check", "run.yaml", f"data={data}", folder=run_file.parent)
+    assert done.returncode == 2
+    assert data in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_schema_prints_json_and_a_closed_pipe_is_no_error():
+    assert json.loads(podtune("schema").stdout)["title"] == "Run"
+    piped = subprocess.run(
+        f"{sys.executable} -m podtune.cli.main schema | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert piped.stdout == "{\n"
+    assert piped.stderr == ""
+
+
+def test_version_and_mistyped_commands():
+    assert podtune("--version").stdout.startswith("podtune ")
+    mistyped = podtune("chekc", "run.yaml")
+    assert mistyped.returncode == 2
+    assert "Did you mean 'check'?" in mistyped.stderr
+    assert podtune("check").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (UserError("the file is wrong"), 2, "error: the file is wrong\n"),
+        (RunFailure("the disk is full"), 3, "error: the disk is full\n"),
+        (Interrupted("stopped at step 7"), 130, "error: stopped at step 7\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (PermissionError(13, "Permission denied", "/secret"), 3, "error: Permission denied: /secret\n"),
+    ],
+)
+def test_an_error_becomes_one_message_and_its_exit_status(capsys, raised, status, said):
+    def command():
+        raise raised
+
+    with pytest.raises(SystemExit) as left:
+        cli.with_exit_statuses(command)()
+    assert left.value.code == status
+    assert capsys.readouterr().err == said
+
+
+def test_an_unexpected_error_keeps_its_traceback_and_ends_in_status_3(capsys):
+    def command():
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(SystemExit) as left:
+        cli.with_exit_statuses(command)()
+    assert left.value.code == 3
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.endswith(
+        "error: unexpected ZeroDivisionError: division by zero (a fault of podtune: please report it with the above)\n"
+    )
+
+
+def test_nothing_is_downloaded_before_a_fault_is_told(run_file):
+    """A run with a misspelt key ends before anything else: no cache folder, no output folder."""
+    cache = run_file.parent / "cache"
+    command = [sys.executable, "-m", "podtune.cli.main", "run", "run.yaml", "train.learning_rte=1"]
+    environment = {**os.environ, "HF_HOME": str(cache), "PODTUNE_CACHE": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=run_file.parent, timeout=120, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert 'did you mean "learning_rate"?' in done.stderr
+    assert sorted(path.name for path in run_file.parent.iterdir()) == ["run.yaml", "train.jsonl"]
