@@ -21,7 +21,12 @@ _BENCHMARKS = Path(__file__).resolve().parent.parent
 _MARK = "@@ "
 
 # torch's OpenMP workers otherwise spin between parallel regions and take the cores from whatever else runs.
-TORCH_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+TORCH_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "PYTHONWARNINGS": "ignore",
+    "TQDM_DISABLE": "1",
+}
 
 
 @dataclass
@@ -72,15 +77,31 @@ class Side:
 
 
 def serve_steps(ready: dict[str, Any], step: Callable[[], dict[str, Any]]) -> None:
-    """The side's half: does a step for each line read, timing it, until told to finish."""
-    _say(ready)
-    for line in sys.stdin:
-        if line.strip() == "finish":
+    """The side's half: does a step for each one asked for, timing it, until told to finish."""
+    turns = Turns(ready)
+    while turns.wait():
+        turns.done(step())
+
+
+class Turns:
+    """The side's half for programs that run their own loop: `wait` before each step, `done` after it."""
+
+    def __init__(self, ready: dict[str, Any]) -> None:
+        _say(ready)
+        self._started = self._worked = 0.0
+
+    def wait(self) -> bool:
+        """Returns when the next step is asked for; False when there is none to come, after the last words."""
+        if sys.stdin.readline().strip() != "step":
             _say({"peak_bytes": peak_bytes()})
-            return
-        started, worked = time.perf_counter(), time.process_time()
-        done = step()
-        _say({"seconds": time.perf_counter() - started, "core_seconds": time.process_time() - worked, **done})
+            return False
+        self._started, self._worked = time.perf_counter(), time.process_time()
+        return True
+
+    def done(self, said: dict[str, Any]) -> None:
+        """Reports the step, with the time since `wait` returned."""
+        seconds, worked = time.perf_counter() - self._started, time.process_time() - self._worked
+        _say({"seconds": seconds, "core_seconds": worked, **said})
 
 
 def _say(words: dict[str, Any]) -> None:

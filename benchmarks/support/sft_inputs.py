@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,27 +69,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PODTUNE_BENCHMARK_CACHE") or "~/.cache/podtune/benchmarks").expanduser()
 
 
+def smollm2_gguf() -> Path:
+    """The genuine model as it was published, fetched once."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import real_inputs
+
+    return real_inputs.fetch("smollm2")
+
+
 def smollm2_folder() -> Path:
     """The genuine weights as a float32 Hugging Face folder, converted once."""
     folder = cache_folder() / "SmolLM2-135M-Instruct-float32"
     if not (folder / "config.json").is_file():
-        import sys
-
-        sys.path.insert(0, str(ROOT / "tools"))
-        import real_inputs
-
-        _convert(real_inputs.fetch("smollm2"), folder)
+        _convert(smollm2_gguf(), folder)
     return folder
 
 
-def tiny_folder(folder: Path) -> Path:
-    """Random weights of the small shape, for the smoke test."""
+def tokenizer_folder() -> Path:
+    """The genuine tokenizer as transformers reads it from the GGUF file, saved once."""
+    folder = cache_folder() / "SmolLM2-135M-Instruct-tokenizer"
+    if not (folder / "tokenizer.json").is_file():
+        from transformers import AutoTokenizer
+
+        gguf = smollm2_gguf()
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    return folder
+
+
+def tiny_folder(folder: Path, config: dict[str, Any] = TINY) -> Path:
+    """Random weights of a small shape, for the smoke test."""
     rng = np.random.default_rng(0)
     tensors = {
         name: np.ones(shape, np.float32) if "norm" in name else rng.normal(0, 0.05, shape).astype(np.float32)
-        for name, shape in _shapes(TINY).items()
+        for name, shape in _shapes(config).items()
     }
-    _write(folder, TINY, tensors)
+    _write(folder, config, tensors)
     return folder
 
 
