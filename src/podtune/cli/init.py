@@ -1,0 +1,48 @@
+"""`podtune init`: looks at the data and writes the four lines that train on it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+DataPath = Annotated[str, typer.Argument(metavar="DATA", help="A file, glob, folder, hub://, gs:// or s3:// address.")]
+ModelName = Annotated[str, typer.Option("--model", "-m", help="Hub id, folder or .gguf file to start from.")]
+OutputFile = Annotated[Path, typer.Option("--output", "-o", help="The run file to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+
+
+def init(
+    data: DataPath, model: ModelName = DEFAULT_MODEL, output: OutputFile = Path("run.yaml"), force: Force = False
+) -> None:
+    """Look at the data, say what it is, and write a run file of four lines for it. Downloads no model."""
+    from podtune.config.errors import UserError
+
+    if output.exists() and not force:
+        raise UserError(f"{output} is there already. Name another with --output, or write over it with --force.")
+    from podtune.data.survey import survey_source
+
+    survey = survey_source(data)
+    typer.echo("\n".join(survey.lines()))
+    text = f"model: {_yaml(model)}\ndata: {_yaml(data)}\nmethod: lora\noutput: {_yaml(f'./runs/{_run_name(data)}')}\n"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    typer.echo(f"\nwrote {output}:\n{text}\nnext: podtune inspect {output}, then podtune run {output}")
+
+
+def _run_name(data: str) -> str:
+    """A name for the run out of the data's: chats of ./data/chats.jsonl.gz."""
+    words = [part for part in data.replace(":", "/").split("/") if part and "*" not in part]
+    stem = (words[-1] if words else "run").lstrip(".").split(".")[0].split("@")[0]
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in stem) or "run"
+
+
+def _yaml(text: str) -> str:
+    """A text as YAML reads it back: quoted where it has a letter that YAML might take for its own."""
+    plain = (
+        text
+        and all(letter.isalnum() or letter in "/._-@~" for letter in text)
+        and text[0].isalpha() | (text[0] in "./~")
+    )
+    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

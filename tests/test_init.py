@@ -1,0 +1,80 @@
+"""`podtune init DATA`: says what the data is and writes a run file that loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from podtune.cli.init import init
+from podtune.cli.main import with_exit_statuses
+from podtune.config.loading import load_run
+
+
+def run(capsys: pytest.CaptureFixture[str], data: str, **options) -> tuple[int, str, str]:
+    """The command as the command line calls it: its exit status, what it printed, and where."""
+    status = 0
+    try:
+        with_exit_statuses(init)(data, **options)
+    except SystemExit as left:
+        status = int(left.code or 0)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.fixture
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello there, how are you?"}]
+    path = tmp_path / "support chats.jsonl"
+    path.write_text(
+        json.dumps({"messages": turns[:1] * 2 + turns[1:], "id": 1}) + "\n\n" + json.dumps({"messages": turns})
+    )
+    return path
+
+
+def test_init_says_what_the_data_is_and_writes_four_lines_that_load(chats: Path, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = run(capsys, chats.name, model="owner/model")
+    assert status == 0
+    assert "messages (column messages; not used: id)" in out
+    assert "2 in 1 file" in out
+    assert "35 characters, about 8 tokens (support chats.jsonl:1)" in out
+    assert "3 user, 2 assistant" in out
+    run_file = load_run(Path("run.yaml"), ())
+    assert run_file.data.train[0].path.endswith("support chats.jsonl")
+    assert (run_file.model.source, run_file.method.name) == ("owner/model", "lora")
+    assert len(Path("run.yaml").read_text().splitlines()) == 4
+
+
+def test_init_writes_over_no_file_unless_told_to(chats: Path, capsys: pytest.CaptureFixture[str]):
+    Path("run.yaml").write_text("mine")
+    status, _, err = run(capsys, chats.name)
+    assert status == 2
+    assert "--force" in err
+    assert Path("run.yaml").read_text() == "mine"
+    assert run(capsys, chats.name, force=True)[0] == 0
+    assert Path("run.yaml").read_text().startswith("model: ")
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "there are no rows in 1 file"), ('{"question": "q"}', "cannot tell the shape"), ('{"text": 1', "file whole"),
+])  # fmt: skip
+def test_init_writes_nothing_for_data_that_cannot_be_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, says: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(text)
+    status, _, err = run(capsys, "a.jsonl")
+    assert status == 2
+    assert says in err
+    assert not Path("run.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "data", ["hub://owner/name@v1:train", "it's: a #1 file.jsonl", "*.jsonl", "-x.jsonl", "yes", "0x1"]
+)
+def test_any_path_survives_yaml(data: str):
+    from ruamel.yaml import YAML
+
+    from podtune.cli.init import _run_name, _yaml
+
+    assert YAML(typ="safe").load(f"data: {_yaml(data)}\noutput: {_yaml(_run_name(data))}")["data"] == data
