@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, Integer
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PackedRow:
     segments: Int32[np.ndarray, "used"]
 
 
-def pack_examples(lengths: Int64[np.ndarray, "examples"] | Sequence[int], row_tokens: int) -> Packing:
+def pack_examples(lengths: Integer[np.ndarray, "examples"] | Sequence[int], row_tokens: int) -> Packing:
     """Packs examples of these lengths into rows of row_tokens, best fit decreasing; equal lengths keep their order.
 
     Raises ValueError when a length is not within 1..row_tokens: over-long examples are settled before packing.

@@ -21,7 +21,7 @@ from rich.console import Console
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.rows import Data
 from podtune.data.packing import Packing, one_example_a_row, pack_examples
-from podtune.data.prepare_encode import Chunk, EncodeSettings, encode_chunk, read_chunk
+from podtune.data.prepare_encode import Chunk, WorkSettings, encode_chunk, read_chunk
 from podtune.data.prepare_held_out import held_out_prompts
 from podtune.data.prepare_inputs import Encoder, chunked
 from podtune.data.prepare_job import Job, open_job
@@ -31,7 +31,7 @@ from podtune.data.prepare_progress import PrepareProgress
 from podtune.data.prepare_report import PrepareReport, SplitReport
 from podtune.data.prepare_select import Examples, select
 from podtune.data.prepare_workers import Workers
-from podtune.data.prepare_write import WriteSettings, forget_chunks, shard_rows, write_plan, write_shard
+from podtune.data.prepare_write import forget_chunks, shard_rows, write_plan, write_shard
 from podtune.data.prepared import HELD_OUT, HeldOut, Prepared, PreparedSplit, open_prepared, write_manifest
 from podtune.data.rows import Record
 from podtune.hub.tokenizer import Tokenizer
@@ -93,13 +93,20 @@ def _prepare_anew(job: Job, show: PrepareProgress) -> Prepared:
 
 
 def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
-    chunks, notes = _encode(job, show)
-    reports = source_reports(job, chunks)
-    train, validation = select(job, chunks, reports, notes)
-    refuse_nothing(job, train, reports[: job.train_inputs], "train")
-    if len(reports) > job.train_inputs:
-        refuse_nothing(job, validation, reports[job.train_inputs :], "validation")
-    splits = _write(job, train, validation, show)
+    opened = [entry.read() for entry in job.inputs]
+    encoders = tuple(shape and Encoder(job.tokenizer, job.data.train_on, shape) for shape, _ in opened)
+    settings = WorkSettings(job.chunks, job.staging, job.max_length, job.data.too_long, job.seed, encoders)
+    with Workers(job.workers(), settings) as workers:
+        chunks = _encode(job, [records for _, records in opened], workers, show)
+        reports = source_reports(job, chunks)
+        notes = [
+            f"{entry.name}: {shape.describe()}" for entry, (shape, _) in zip(job.inputs, opened, strict=True) if shape
+        ]
+        train, validation = select(job, chunks, reports, notes)
+        refuse_nothing(job, train, reports[: job.train_inputs], "train")
+        if len(reports) > job.train_inputs:
+            refuse_nothing(job, validation, reports[job.train_inputs :], "validation")
+        splits = _write(job, {"train": train, "validation": validation}, workers, show)
     held_out = held_out_prompts(validation, job.chunks, chunks, job.tokenizer)
     (job.staging / HELD_OUT).write_text(json.dumps(held_out))
     forget_chunks()
@@ -123,8 +130,10 @@ def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
     return finished
 
 
-def _encode(job: Job, show: PrepareProgress) -> tuple[list[Chunk], list[str]]:
-    """All chunks, in the order of the data, and what each source was read as. Chunks that are there are kept.
+def _encode(
+    job: Job, sources: Sequence[Iterator[Record]], workers: Workers[WorkSettings], show: PrepareProgress
+) -> list[Chunk]:
+    """All chunks, in the order of the data. Those that are there are kept.
 
     Raises UserError for refused rows, RunFailure when a file changed meanwhile.
     """
@@ -134,7 +143,7 @@ def _encode(job: Job, show: PrepareProgress) -> tuple[list[Chunk], list[str]]:
 
     def tasks() -> Iterator[tuple[int, int, Sequence[Record]]]:
         nonlocal count, read_all
-        for source, (_, records) in enumerate(opened):
+        for source, records in enumerate(sources):
             for chunk in chunked(records):
                 if fault_seen is not None and time.monotonic() - fault_seen > _READ_ON_SECONDS:
                     read_all = False
@@ -146,15 +155,11 @@ def _encode(job: Job, show: PrepareProgress) -> tuple[list[Chunk], list[str]]:
                 else:
                     show.advance(done.summary.read)
 
-    opened = [entry.read() for entry in job.inputs]
-    encoders = [shape and Encoder(job.tokenizer, job.data.train_on, shape) for shape, _ in opened]
-    settings = EncodeSettings(job.chunks, job.max_length, job.data.too_long, job.seed, tuple(encoders))
     show.stage("tokenising", "rows")
-    with Workers(job.workers(), settings) as workers:
-        for summary in workers.run(encode_chunk, tasks()):
-            show.advance(summary.read)
-            if summary.refused.total and fault_seen is None:
-                fault_seen = time.monotonic()
+    for summary in workers.run(encode_chunk, tasks()):
+        show.advance(summary.read)
+        if summary.refused.total and fault_seen is None:
+            fault_seen = time.monotonic()
     found = [read_chunk(job.chunks, number) for number in range(count)]
     chunks = [chunk for chunk in found if chunk is not None]
     if len(chunks) < count:
@@ -164,16 +169,17 @@ def _encode(job: Job, show: PrepareProgress) -> tuple[list[Chunk], list[str]]:
         shutil.rmtree(job.chunks)
         raise RunFailure(f"{changed[0]} changed while it was read. Run again when it is whole.")
     refuse_faults(chunks, read_all=read_all)
-    shapes = zip(job.inputs, opened, strict=True)
-    return chunks, [f"{entry.name}: {shape.describe()}" for entry, (shape, _) in shapes if shape]
+    return chunks
 
 
-def _write(job: Job, train: Examples, validation: Examples, show: PrepareProgress) -> list[PreparedSplit]:
-    """Packs both splits and writes their shards."""
-    row_tokens = _row_tokens(job, train, validation)
+def _write(
+    job: Job, examples_of: dict[str, Examples], workers: Workers[WorkSettings], show: PrepareProgress
+) -> list[PreparedSplit]:
+    """Packs the splits that have examples and writes their shards."""
+    row_tokens = _row_tokens(job, examples_of["train"], examples_of["validation"])
     plans: list[tuple[str, Examples, Packing]] = []
-    show.stage("packing", "examples", len(train) + len(validation))
-    for name, examples in (("train", train), ("validation", validation)):
+    show.stage("packing", "examples", sum(map(len, examples_of.values())))
+    for name, examples in examples_of.items():
         if len(examples):
             packed = job.data.packing
             packing = pack_examples(examples.length, row_tokens) if packed else one_example_a_row(len(examples))
@@ -196,9 +202,8 @@ def _write(job: Job, train: Examples, validation: Examples, show: PrepareProgres
     ]
     show.stage("writing", "rows", sum(split.rows for split in splits))
     tasks = [(split.name, shard, split.shard_rows) for split in splits for shard in range(len(split.shard_rows))]
-    with Workers(min(job.workers(), len(tasks)), WriteSettings(job.staging, job.chunks)) as workers:
-        for rows in workers.run(write_shard, tasks):
-            show.advance(rows)
+    for rows in workers.run(write_shard, tasks):
+        show.advance(rows)
     return splits
 
 

@@ -11,12 +11,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
 from podtune.data.chat import Prompt
+from podtune.data.prepare_inputs import Encoder
 from podtune.data.prepare_report import REASON_ANSWER, REASON_LONG, Tally
 from podtune.data.rows import Example, Record, Refused, Row, Text, Tokens, place
 
@@ -28,27 +29,16 @@ CHANGED_TRUNCATED = "cut to max_length"
 CHANGED_SPLIT = "split into pieces of max_length"
 
 
-class RecordEncoder(Protocol):
-    """Knows the shape of a source's records and the tokenizer. Pickles."""
-
-    def encode(self, records: Sequence[Record]) -> Sequence[tuple[Row | None, Example | Refused]]:
-        """What each record becomes, and the row on the way there if it got that far."""
-        ...
-
-    def prompt_of(self, row: Row) -> Prompt | None:
-        """What the row asks and answers, if it does."""
-        ...
-
-
 @dataclass(frozen=True)
-class EncodeSettings:
-    """What an encoding worker needs; an encoder for each source, None for one without rows."""
+class WorkSettings:
+    """What a worker needs: where its files go, and an encoder for each source (None for one without rows)."""
 
-    staging: Path
+    chunks: Path
+    shards: Path
     max_length: int
     too_long: Literal["drop", "truncate", "refuse"]
     seed: int
-    encoders: tuple[RecordEncoder | None, ...]
+    encoders: tuple[Encoder | None, ...]
 
 
 @dataclass
@@ -88,17 +78,18 @@ class Chunk:
     prompts: dict[str, dict[str, Any]]  # digest in hexadecimal digits -> fields of a Prompt
 
 
-def chunk_path(staging: Path, number: int) -> Path:
-    return staging / f"chunk-{number:06d}.tokens"
+def chunk_path(chunks: Path, number: int) -> Path:
+    return chunks / f"chunk-{number:06d}.tokens"
 
 
-def encode_chunk(settings: EncodeSettings, number: int, source: int, records: Sequence[Record]) -> ChunkSummary:
+def encode_chunk(settings: WorkSettings, number: int, source: int, records: Sequence[Record]) -> ChunkSummary:
     """Encodes records and writes the chunk; its summary says what became of them."""
-    summary = ChunkSummary(source, read=len(records))
+    summary = ChunkSummary(source)
     gathered = _Gathered()
     encoder = settings.encoders[source]
     assert encoder is not None, "a source with records has a shape"
     for row, example in encoder.encode(records):
+        summary.read += 1
         if row is None or isinstance(example, Refused):
             assert isinstance(example, Refused), "what became an example was a row"
             summary.refused.add(example.kind, str(example))
@@ -110,13 +101,13 @@ def encode_chunk(settings: EncodeSettings, number: int, source: int, records: Se
         if pieces:
             summary.kept += 1
             gathered.add(row, example, pieces, settings.seed)
-    gathered.write(chunk_path(settings.staging, number), summary, encoder.prompt_of)
+    gathered.write(chunk_path(settings.chunks, number), summary, encoder.prompt_of)
     return summary
 
 
-def read_chunk(staging: Path, number: int) -> Chunk | None:
+def read_chunk(chunks: Path, number: int) -> Chunk | None:
     """The chunk of this number if it is finished."""
-    path = chunk_path(staging, number)
+    path = chunk_path(chunks, number)
     try:
         with np.load(path.with_suffix(".npz")) as arrays:
             text = json.loads(arrays["json"].tobytes())
@@ -137,9 +128,7 @@ def _splittable(row: Row) -> bool:
     return isinstance(row.value, Text) or (isinstance(row.value, Tokens) and row.value.mask is None)
 
 
-def _fit(
-    example: Example, splittable: bool, settings: EncodeSettings, summary: ChunkSummary, where: str
-) -> list[slice]:
+def _fit(example: Example, splittable: bool, settings: WorkSettings, summary: ChunkSummary, where: str) -> list[slice]:
     """The parts of an example that become examples: the whole, one that fits, several, or none."""
     length, limit = len(example.tokens), settings.max_length
     if length <= limit:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -11,16 +11,13 @@ from podtune.data.prepare_encode import CANDIDATES, Chunk
 from podtune.data.prepare_select import Examples
 from podtune.data.prepare_write import read_example
 from podtune.data.prepared import HeldOut
+from podtune.hub.tokenizer import Tokenizer
 
 _ANSWER_TOKENS = 64  # of a document
 
 
-class _Decoder(Protocol):
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
 def held_out_prompts(
-    validation: Examples, chunks_folder: Path, chunks: Sequence[Chunk], tokenizer: _Decoder
+    validation: Examples, chunks_folder: Path, chunks: Sequence[Chunk], tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
     """The fields of HeldOut for some rows, one of each set of equal rows, in an order that the seed decides."""
     first = np.flatnonzero(validation.piece == 0)

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Data, Source, TrainOn
 from podtune.data.chat import Prompt, encode_rows, prompt_of
 from podtune.data.open_files import DataFile
-from podtune.data.rows import Example, Record, Refused, Row, place
+from podtune.data.rows import Example, Record, Refused, Row, Tokens, place
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, sniff_shape, to_row
 from podtune.data.sources import list_files, read_file
 from podtune.hub.tokenizer import Tokenizer
@@ -69,24 +71,37 @@ class Encoder:
     shape: RowShape
 
     def encode(self, records: Sequence[Record]) -> list[tuple[Row | None, Example | Refused]]:
-        """What each record becomes, and the row on the way there if it got that far."""
+        """What each record becomes, and the row on the way if it got that far. A packed record becomes several."""
         chat = self.tokenizer.chat_template is not None
-        done: list[tuple[Row | None, Example | Refused] | None] = [None] * len(records)
-        rows: list[tuple[int, Row]] = []
-        for at, record in enumerate(records):
+        read: list[Row | Refused] = []
+        for record in records:
             try:
-                rows.append((at, to_row(record, self.shape, chat=chat)))
+                row = to_row(record, self.shape, chat=chat)
             except UserError as error:
                 reason = str(error).removeprefix(place(record.origin, record.number) + ": ")
-                done[at] = (None, Refused("invalid", reason, record.origin, record.number))
-        examples = encode_rows([row for _, row in rows], self.tokenizer, self.train_on)
-        for (at, row), example in zip(rows, examples, strict=True):
-            done[at] = (row, example)
-        return [entry for entry in done if entry is not None]
+                read.append(Refused("invalid", reason, record.origin, record.number))
+            else:
+                read += _unpacked(row, record.value.get(self.shape.columns.get("segments", "")))
+        rows = [row for row in read if isinstance(row, Row)]
+        examples = iter(encode_rows(rows, self.tokenizer, self.train_on))
+        return [(row, next(examples)) if isinstance(row, Row) else (None, row) for row in read]
 
     def prompt_of(self, row: Row) -> Prompt | None:
         """What the row asks and answers, if it does."""
         return prompt_of(row, self.tokenizer)
+
+
+def _unpacked(row: Row, segments: Any) -> list[Row | Refused]:
+    """The examples that share a packed row of tokens, each as a row; any other row as it is."""
+    if not isinstance(row.value, Tokens) or segments is None:
+        return [row]
+    ids, mask = row.value.ids, row.value.mask
+    numbers = np.array(cast(list[int], segments), np.int64) if isinstance(segments, list) else np.empty(0, np.int64)
+    if len(numbers) != len(ids):
+        return [Refused("invalid", f"its segments do not number its {len(ids)} tokens", row.source, row.number)]
+    borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(ids)]
+    parts = [slice(start, end) for start, end in pairwise(borders) if end > start and numbers[start] != 0]
+    return [Row(row.source, row.number, Tokens(ids[part], mask and mask[part])) for part in parts]
 
 
 def open_input(data: Data, source: Source) -> Input:

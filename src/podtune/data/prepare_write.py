@@ -1,7 +1,6 @@
 """Second half of preparing: the packed rows of each split go to TFRecord shards, several processes at a time."""
 
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from podtune.data.packing import Packing, assemble_row
-from podtune.data.prepare_encode import TRAINED_BIT, chunk_path
+from podtune.data.prepare_encode import TRAINED_BIT, WorkSettings, chunk_path
 from podtune.data.prepare_select import Examples
 from podtune.data.prepared import encode_row, shard_name
 from podtune.data.record_index import index_path, read_index
@@ -17,14 +16,6 @@ from podtune.data.records import RecordWriter
 
 _SHARD_TOKENS = 8 << 20  # about 40 MB of TFRecord
 _MOST_SHARDS = 256  # each is an open file while training
-
-
-@dataclass(frozen=True)
-class WriteSettings:
-    """Where staged chunks are and the shards go."""
-
-    staging: Path
-    chunks: Path
 
 
 def shard_rows(rows: int, row_tokens: int) -> tuple[int, ...]:
@@ -41,9 +32,9 @@ def write_plan(chunks: Path, split: str, examples: Examples, packing: Packing) -
     np.save(chunks / f"plan-{split}-rows.npy", packing.starts)
 
 
-def write_shard(settings: WriteSettings, split: str, shard: int, sizes: tuple[int, ...]) -> int:
+def write_shard(settings: WorkSettings, split: str, shard: int, sizes: tuple[int, ...]) -> int:
     """Writes one shard unless it is there; returns its rows."""
-    path = settings.staging / shard_name(split, shard, len(sizes))
+    path = settings.shards / shard_name(split, shard, len(sizes))
     if path.exists() and index_path(path).exists() and len(read_index(path)) == sizes[shard] + 1:
         return sizes[shard]
     parts: Int64[np.ndarray, "parts 3"] = np.load(settings.chunks / f"plan-{split}-parts.npy", mmap_mode="r")
