@@ -33,7 +33,7 @@ def decode_blocks(kind: BlockKind, blocks: np.ndarray) -> np.ndarray:
     """
     rows, blocks_in_row = blocks.shape[:2]
     if kind.decode is None:
-        return np.ascontiguousarray(blocks).reshape(rows, -1).view(kind.dtype)
+        return np.ascontiguousarray(blocks).reshape(rows, blocks_in_row * kind.bytes).view(kind.dtype)
     out = np.empty((rows, blocks_in_row, kind.values), np.float32)
     if blocks.flags.c_contiguous:
         source, target = blocks.reshape(1, -1, kind.bytes), out.reshape(1, -1, kind.values)
