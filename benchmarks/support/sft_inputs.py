@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+BENCHMARKS = Path(__file__).resolve().parent.parent
+ROOT = BENCHMARKS.parent
 RANK = 16
 ALPHA = 32.0
 LEARNING_RATE = 2e-4
