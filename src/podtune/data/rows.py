@@ -36,10 +36,9 @@ class Message:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates want it."""
-        message: dict[str, Any] = {"role": self.role}
-        if self.content is not None:
-            message["content"] = self.content
+        """The message as chat templates want it. Beside tool calls, no content is an empty one: templates of real
+        models fail on a content that is absent, and none writes anything for an empty one."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
