@@ -57,21 +57,14 @@ def measure(options: argparse.Namespace, folder: Path, precision: str, scratch: 
         "row_tokens": options.row_tokens,
         "threads": options.threads,
     }
-    theirs = {
-        f"torch {way}{', checkpointing' if checkpointing else ''}": Side(
-            f"torch {way}",
-            "torch_side",
-            common
-            | {
-                "precision": way,
-                "checkpointing": checkpointing,
-                "gradients": str(scratch / "torch.npz") if way == "float32" and not checkpointing else None,
-            },
-            TORCH_ENVIRONMENT,
-        )
-        for way in TORCH_PRECISIONS[precision]
-        for checkpointing in ((False, True) if way == TORCH_PRECISIONS[precision][0] else (False,))
-    }
+    fastest_way = TORCH_PRECISIONS[precision][0]
+    settings = {f"torch {way}": (way, False) for way in TORCH_PRECISIONS[precision]}
+    settings[f"torch {fastest_way}, checkpointing"] = (fastest_way, True)
+    theirs: dict[str, Side] = {}
+    for name, (way, checkpointing) in settings.items():
+        kept = str(scratch / "torch.npz") if way == "float32" and not checkpointing else None
+        arguments = {"precision": way, "checkpointing": checkpointing, "gradients": kept}
+        theirs[name] = Side(name, "torch_side", common | arguments, TORCH_ENVIRONMENT)
     ours: Side | None = None
     if not options.torch_only:
         ours = Side(

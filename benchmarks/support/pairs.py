@@ -54,13 +54,13 @@ class Side:
         """Has one step done, and returns what it says of it (`seconds`, `tokens`, `loss`)."""
         done = self._ask("step")
         self.steps.append(done)
+        print(f"{self.name}: {done['seconds']:.1f} s", file=sys.stderr, flush=True)
         return done
 
     def finish(self) -> dict[str, Any]:
         """Ends the process; returns its last words, with `peak_bytes` of its whole life."""
-        last = self._ask("finish")
-        self._process.wait(timeout=60)
-        return last
+        with self._process:
+            return self._ask("finish")
 
     def _ask(self, word: str) -> dict[str, Any]:
         assert self._process.stdin is not None
