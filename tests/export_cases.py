@@ -78,7 +78,11 @@ def tiny_tokenizer(*, chat: bool = True) -> Tokenizer:
     fast.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     fast.decoder = decoders.Fuse()
     inner = PreTrainedTokenizerFast(
-        tokenizer_object=fast, bos_token="<s>", eos_token="</s>", pad_token="<pad>", additional_special_tokens=SPECIALS[3:]
+        tokenizer_object=fast,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=SPECIALS[3:],
     )
     if chat:
         inner.chat_template = TEMPLATE

@@ -46,7 +46,9 @@ def some_weights(seed=0, adapters=False):
     if adapters:
         description = attach(description, LoRASettings(rank=2))
     random = np.random.default_rng(seed)
-    return map_params(lambda name, param: jnp.asarray(random.standard_normal(param.shape, np.float32) * 0.3), description)
+    return map_params(
+        lambda name, param: jnp.asarray(random.standard_normal(param.shape, np.float32) * 0.3), description
+    )
 
 
 @pytest.fixture(scope="module")

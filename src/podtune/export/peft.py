@@ -147,7 +147,10 @@ def load_adapter(model: Model, weights: Any, folder: Path) -> Any:
             f"{next(iter(held), 'nothing')}). It is the adapter of another model."
         )
     settings = LoRASettings(
-        rank=int(config["r"]), alpha=float(config["lora_alpha"]), rslora=config.get("use_rslora", False), targets=targets
+        rank=int(config["r"]),
+        alpha=float(config["lora_alpha"]),
+        rslora=config.get("use_rslora", False),
+        targets=targets,
     )
     used: set[str] = set()
 

@@ -50,7 +50,9 @@ def line_chart(series: Sequence[Series], *, label: str, x_label: str = "step") -
     for value in ticks(x_low, x_high, at_most=8):
         x, _ = place((value, y_low))
         grid.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 14}" text-anchor="middle">{number(value)}</text>')
-    grid.append(f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 1}" text-anchor="end">{escape(x_label)}</text>')
+    grid.append(
+        f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 1}" text-anchor="end">{escape(x_label)}</text>'
+    )
     lines = "".join(_line(one, place) for one in drawn)
     hover = [
         {"name": one.name, "style": one.style, "points": [[*place(p), p[0], p[1]] for p in one.points if _is_finite(p)]}
@@ -59,7 +61,7 @@ def line_chart(series: Sequence[Series], *, label: str, x_label: str = "step") -
     ]
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label, quote=True)}" '
-        f"data-lines=\"{escape(json.dumps(hover, separators=(',', ':')), quote=True)}\">"
+        f'data-lines="{escape(json.dumps(hover, separators=(",", ":")), quote=True)}">'
         f'{"".join(grid)}{lines}<line class="cross" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/></svg>'
     )
 

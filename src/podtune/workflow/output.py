@@ -20,9 +20,9 @@ from podtune.export.folders import write_json, write_text
 STATES = ("started", "trained", "evaluated", "exported", "finished")
 """How far a run has come, in order."""
 
-# What may change between two starts of one run: none of it alters what is trained on, or how.
-_FREE = {"output", "eval", "export"}
-_FREE_IN_TRAIN = {"checkpoint_every", "log_every"}
+# What makes another run of it. The model and the data are told apart by fingerprint when they are open: files may move.
+_DECISIVE = ("method", "train", "seed")
+_FREE_IN_TRAIN = ("log_every", "checkpoint_every", "on_nan", "max_bad_steps", "early_stopping", "accumulate", "remat")
 
 
 @dataclass
@@ -86,7 +86,7 @@ def open_output(path: Path) -> OutputFolder:
     return OutputFolder(path, _read_record(path))
 
 
-def check_usable(run: Run) -> None:
+def check_usable(run: Run, *, fresh: bool = False) -> None:
     """Refuses, before anything is done, an output folder that holds something else, another run, or cannot be written."""
     path = Path(run.output.path)
     if "://" in run.output.path:
@@ -94,7 +94,8 @@ def check_usable(run: Run) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"output: {path} is a file. Name a folder that does not exist yet, or an empty one.")
     if is_output_folder(path):
-        _refuse_another_run(path, run)
+        if not fresh:
+            _refuse_another_run(path, run)
     elif path.is_dir() and any(one for one in path.iterdir() if not one.name.startswith(".")):
         found = ", ".join(sorted(one.name for one in path.iterdir())[:3])
         raise UserError(
@@ -107,9 +108,12 @@ def check_usable(run: Run) -> None:
 
 
 @contextmanager
-def claimed(run: Run) -> Iterator[OutputFolder]:
-    """The run's folder, made if it is not there, and kept from every other process until the block ends."""
-    check_usable(run)
+def claimed(run: Run, *, fresh: bool = False) -> Iterator[OutputFolder]:
+    """The run's folder, made if it is not there, and kept from every other process until the block ends.
+
+    fresh: what an earlier run recorded there is forgotten.
+    """
+    check_usable(run, fresh=fresh)
     path = Path(run.output.path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,9 @@ def claimed(run: Run) -> Iterator[OutputFolder]:
             raise UserError(
                 f"output: another podtune is running in {path}. Wait for it to end, or name another folder."
             ) from error
-        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) else {})
+        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) and not fresh else {})
+        if fresh:
+            folder.samples.unlink(missing_ok=True)
         write_text(path / "run.yaml", dump_run(run))
         if folder.state is None:
             folder.update(state="started")
@@ -141,7 +147,7 @@ def differences(before: Run, now: Run) -> list[str]:
 
 def _is_free(key: str) -> bool:
     first, *rest = key.split(".")
-    return first in _FREE or (first == "train" and bool(rest) and rest[0] in _FREE_IN_TRAIN)
+    return first not in _DECISIVE or (first == "train" and bool(rest) and rest[0] in _FREE_IN_TRAIN)
 
 
 def _compare(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -158,7 +164,7 @@ def _refuse_another_run(path: Path, run: Run) -> None:
         raise UserError(
             f"output: {path} holds a run with other settings, which would not be resumed but mixed up with this one:\n  "
             + "\n  ".join(changed)
-            + "\nName another folder, or remove that one."
+            + "\nName another folder, or start anew with --fresh."
         )
 
 

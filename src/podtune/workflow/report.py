@@ -152,7 +152,9 @@ def _samples(samples: Sequence[SampleRow]) -> str:
 
 
 def _answer(moment: str, text: str, kind: str) -> str:
-    return f'<div class="answer {kind}"><div class="name">{_text(moment)}</div><div class="said">{_text(text)}</div></div>'
+    return (
+        f'<div class="answer {kind}"><div class="name">{_text(moment)}</div><div class="said">{_text(text)}</div></div>'
+    )
 
 
 def _charts(charts: Sequence[Chart]) -> str:

@@ -1,0 +1,206 @@
+"""The stages before training: open the model, prepare the data, check memory, load, rehearse the export."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from podtune.config.errors import UserError
+from podtune.hub.telling import readable_bytes
+from podtune.workflow.environment import host_memory
+from podtune.workflow.work import Work
+
+DEFAULT_ROW_TOKENS = 2048
+# A warning above this share of the memory; what does not fit at all is refused.
+_CLOSE = 0.9
+_BYTES_PER_TRAINED = {"adamw": 16, "adafactor": 9, "lion": 12, "sgd": 12, "muon": 12}
+"""float32 weight, gradient and moments of one trained number."""
+
+
+def open_model(work: Work) -> None:
+    """Configuration and tokenizer: all that data and planning need of the model."""
+    from podtune.families import model_from_files
+    from podtune.hub.sources import resolve_model
+    from podtune.hub.tokenizer import load_tokenizer
+
+    settings = work.run.model
+    cache = Path(settings.cache) if settings.cache else None
+    work.files = resolve_model(settings.source, cache=cache, progress=work.say)
+    work.model = model_from_files(work.files)
+    work.tokenizer = load_tokenizer(work.files, _template(settings.chat_template))
+    work.say(f"model: {settings.source} ({work.model.family.name}, {_count(parameters(work.model))} parameters)")
+
+
+def prepare_data(work: Work) -> None:
+    """Rows into packed TFRecord shards, or those from the cache; the table of what became of the rows."""
+    from podtune.data.prepare import prepare
+
+    data = work.run.data
+    work.prepared = prepare(
+        data, work.tokenizer, max_length=row_tokens(work), seed=work.run.seed, progress=shown_console(work)
+    )
+    if not work.console.quiet:
+        work.prepared.report.print(work.console)
+    if work.prepared.validation is None and data.validation != "none":
+        work.warn("there are too few rows to hold any out: nothing tells whether the model learns or memorises.")
+
+
+def choose_devices(work: Work) -> None:
+    """TPU, GPU or CPU, and the mesh over them; then whether the model and what training adds can fit."""
+    from podtune.parallel.devices import choose_platform
+    from podtune.parallel.mesh import build_mesh
+    from podtune.train.cache import enable_compile_cache
+    from podtune.train.program import chosen_dtype
+
+    chosen = choose_platform()
+    enable_compile_cache()
+    work.device = str(chosen)
+    work.say(f"device: {chosen}")
+    work.mesh = build_mesh(work.run.mesh, method=work.run.method.name, weight_bytes=4 * parameters(work.model))
+    # Frozen weights are held as they are computed with; trained ones need float32 to keep small updates.
+    is_lora = work.run.method.lora is not None
+    work.held_dtype = chosen_dtype(work.run.train.compute_dtype if is_lora else "float32", work.mesh)
+    work.description = describe(work)
+    _check_memory(work)
+
+
+def load_model(work: Work) -> None:
+    """Weights into the shards of the mesh, tensor by tensor, with fresh adapters where there are any."""
+    import jax
+
+    from podtune.families.loading import load_weights
+
+    work.weights = load_weights(
+        work.model, work.description, work.files.tensors(), work.mesh, key=jax.random.key(work.run.seed)
+    )
+    every, trained = parameters(work.model), trained_parameters(work)
+    work.say(
+        f"{work.run.method.name}: training {_count(trained)} of {_count(every)} parameters "
+        f"({trained / every:.2%}), held in {work.held_dtype.name}"
+    )
+
+
+def rehearse_export(work: Work) -> None:
+    """The whole export on the untrained weights, so that nothing is left to be found out after training."""
+    from podtune.export.rehearsal import rehearse
+
+    lora, export = work.run.method.lora, work.run.export
+    rehearsed = rehearse(
+        work.output.path,
+        work.model,
+        work.weights,
+        work.tokenizer,
+        dtype=export_dtype(work),
+        generation_config=work.files.generation_config,
+        adapter=lora if work.run.exports_adapter else None,
+        merged=export.merged,
+        base=base_name(work)[0],
+        checkpoint_bytes=12 * trained_parameters(work) * (work.run.output.keep_checkpoints + 2),
+    )
+    work.merged_too = export.merged or bool(rehearsed.warnings)
+    for warning in rehearsed.warnings:
+        work.warn(warning)
+    work.say(f"export rehearsed: {rehearsed.tensors} tensors, {readable_bytes(rehearsed.bytes)} will be written")
+
+
+def describe(work: Work) -> Any:
+    """The weights as they will be held, adapters attached."""
+    from podtune.weights.adapters import attach
+
+    description = work.model.describe(dtype=work.held_dtype)
+    lora = work.run.method.lora
+    return description if lora is None else attach(description, lora, aliases=work.model.aliases())
+
+
+def row_tokens(work: Work) -> int:
+    """data.max_length, or 2048, or the model's context where that is less."""
+    context, asked = work.model.config.context_length, work.run.data.max_length
+    if asked is not None and asked > context:
+        raise UserError(
+            f"data.max_length={asked:,} is more than the model's context of {context:,} tokens. Use at most {context:,}."
+        )
+    return asked or min(DEFAULT_ROW_TOKENS, context)
+
+
+def export_dtype(work: Work) -> str:
+    """export.dtype; auto: that of the model's checkpoint, float32 where that was stored quantised."""
+    asked = work.run.export.dtype
+    if asked != "auto":
+        return asked
+    stated = work.files.config.get("dtype") or work.files.config.get("torch_dtype")
+    return stated if stated in ("float32", "bfloat16", "float16") else "float32"
+
+
+def base_name(work: Work) -> tuple[str, str | None]:
+    """(what an adapter's base_model_name_or_path says, its revision)."""
+    source = work.run.model.source
+    if work.files.gguf is not None or Path(source).expanduser().exists():
+        return str(Path(source).expanduser().resolve()), None
+    name, _, revision = source.partition("@")
+    return name, revision or None
+
+
+def parameters(model: Any) -> int:
+    from podtune.weights.leaves import parameter_count
+
+    return parameter_count(model.describe())
+
+
+def trained_parameters(work: Work) -> int:
+    from podtune.train.state import divide_weights
+
+    trained, _ = divide_weights(work.description, work.run.method.name)
+    return sum(param.size for param in trained.values())
+
+
+def shown_console(work: Work) -> Any:
+    """The console, or None where nothing is to be shown."""
+    return None if work.console.quiet else work.console
+
+
+def _template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"model.chat_template: {path} cannot be read ({error.strerror}). Name a Jinja file.") from error
+
+
+def _check_memory(work: Work) -> None:
+    """Weights and what the optimizer keeps beside them against the memory there is; activations come on top."""
+    devices = work.mesh.devices.flatten()
+    trained = trained_parameters(work)
+    held = (
+        parameters(work.model) * work.held_dtype.itemsize + trained * _BYTES_PER_TRAINED[work.run.train.optimizer.name]
+    )
+    stats = devices[0].memory_stats() or {}
+    there = int(stats.get("bytes_limit", 0)) or host_memory()
+    # A CPU's devices share one memory; those of an accelerator split what fsdp and tensor split.
+    ways = 1 if devices[0].platform == "cpu" else work.mesh.shape["fsdp"] * work.mesh.shape["tensor"]
+    needed = held // ways * (len(devices) if devices[0].platform == "cpu" and work.mesh.shape["data"] > 1 else 1)
+    if there and needed > there:
+        raise UserError(
+            f"model: {work.run.model.source} needs at least {_gib(needed)} a device for weights and optimizer "
+            f"({work.run.method.name}, {work.run.train.optimizer.name}), and there are {_gib(there)}. "
+            "Use method: lora, a smaller model, or more devices (mesh: {fsdp: …})."
+        )
+    if there and needed > _CLOSE * there:
+        work.warn(f"weights and optimizer take {_gib(needed)} of {_gib(there)} a device; little is left to compute in.")
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _count(number: int) -> str:
+    """134.5M, 7.2B."""
+    for limit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.4g}{suffix}"
+    return str(number)
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

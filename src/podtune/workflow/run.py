@@ -1,0 +1,81 @@
+"""`podtune run` as a table of stages that reads top to bottom, and the commands that use parts of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.console import Console
+
+from podtune import __version__
+from podtune.config.schema import Run
+from podtune.workflow import beginning, finishing, training
+from podtune.workflow.environment import machine, versions
+from podtune.workflow.output import OutputFolder, check_usable, claimed
+from podtune.workflow.work import Work
+
+
+class Stage(NamedTuple):
+    name: str
+    does: Callable[[Work], None]
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("open the model", beginning.open_model),
+    Stage("prepare the data", beginning.prepare_data),
+    Stage("choose devices, check memory", beginning.choose_devices),
+    Stage("load the weights", beginning.load_model),
+    Stage("rehearse the export", beginning.rehearse_export),
+    Stage("train", training.train_model),
+    Stage("answer", training.answer_after),
+    Stage("export", finishing.export_model),
+    Stage("check the export", finishing.check_exported),
+    Stage("report", finishing.write_report),
+)
+NOT_IN_TRAIN = ("export", "check the export")
+
+
+def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool = False) -> OutputFolder:
+    """The whole job: all that can be wrong first, then the work, stage after stage.
+
+    export: False stops after training; `podtune export` writes the rest. fresh: start anew although the folder holds
+    this run. A run that is finished already is said to be so, and nothing is done.
+    """
+    check_usable(run, fresh=fresh)
+    with claimed(run, fresh=fresh) as output:
+        if output.has_reached("finished"):
+            console.print(finished_message(output), markup=False, highlight=False, soft_wrap=True)
+            return output
+        output.update(
+            podtune=__version__,
+            started=output.record.get("started") or time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            versions=versions(),
+            machine=machine(),
+        )
+        work = Work(run, console, output, fresh=fresh)
+        for stage in STAGES:
+            if export or stage.name not in NOT_IN_TRAIN:
+                with work.timed(stage.name):
+                    stage.does(work)
+        output.update(timings=work.timings, devices=work.device, mesh=dict(work.mesh.shape))
+        if export:
+            output.reach("finished", ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        work.say(_farewell(output, exported=export))
+        return output
+
+
+def finished_message(output: OutputFolder) -> str:
+    path = output.path
+    return (
+        f"{path}: this run is finished ({output.record.get('results', {}).get('steps', 0)} steps). "
+        f"Talk to it: podtune chat {path}. Look at it: {path / 'report.html'}. "
+        "To train it again, name another output, or start anew with --fresh."
+    )
+
+
+def _farewell(output: OutputFolder, *, exported: bool) -> str:
+    path = output.path
+    if not exported:
+        return f"trained: {path}. Export it: podtune export {path}. Report: {path / 'report.html'}"
+    return f"done: {path}. Report: {path / 'report.html'}. Talk to it: podtune chat {path}"

@@ -1,0 +1,128 @@
+"""What the report says of a run, gathered from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from podtune.config.loading import dump_run
+from podtune.train.display import clock
+from podtune.train.flops import token_cost
+from podtune.workflow.charts import number
+from podtune.workflow.environment import machine, versions
+from podtune.workflow.report import Report, SampleRow, curves
+from podtune.workflow.work import Work
+
+
+def make_report(
+    work: Work, *, samples: Sequence[SampleRow], metrics: Sequence[Mapping[str, Any]], version: str
+) -> Report:
+    """Everything the page shows, in words."""
+    record = work.output.record
+    results, model = record.get("results", {}), record.get("model", {})
+    return Report(
+        title=work.output.path.resolve().name,
+        summary=_summary(work, results),
+        figures=_figures(results, model, metrics),
+        warnings=record.get("warnings", []),
+        samples=samples,
+        charts=curves(metrics),
+        data=_data(work),
+        dropped=_dropped(work),
+        training=_training(work, results, model),
+        environment=_environment(work),
+        configuration=dump_run(work.run),
+        footer=f"Written by podtune {version}. Data {work.prepared.fingerprint[:16]}, model {work.files.fingerprint[:16]}.",
+    )
+
+
+def _summary(work: Work, results: Mapping[str, Any]) -> str:
+    lora = work.run.method.lora
+    method = f"LoRA of rank {lora.rank}" if lora else "full fine-tuning"
+    epochs = results.get("steps", 0) and f" in {results['steps']} steps"
+    return f"{work.run.model.source}, {method} on {work.prepared.train.examples:,} examples{epochs or ''}"
+
+
+def _figures(
+    results: Mapping[str, Any], model: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str, str]]:
+    figures: list[tuple[str, str, str]] = []
+    before, after = results.get("before"), results.get("after")
+    if after is not None:
+        was = f"was {before['loss']:.3f} before" if before else ""
+        figures.append(("Held-out loss", f"{after['loss']:.3f}", was))
+        was = f"was {before['perplexity']:,.2f} before" if before else ""
+        figures.append(("Perplexity", f"{after['perplexity']:,.2f}", was))
+    elif results.get("train_loss") is not None:
+        figures.append(("Training loss", f"{results['train_loss']:.3f}", "at the last step; nothing was held out"))
+    if model:
+        share = model["trained_parameters"] / model["parameters"]
+        figures.append(
+            ("Trained", number(model["trained_parameters"]), f"{share:.2%} of {number(model['parameters'])}")
+        )
+    if results.get("seconds") is not None:
+        figures.append(("Training time", clock(results["seconds"]), f"{results['steps']} steps"))
+    speeds = [row["tokens_per_second"] for row in metrics if isinstance(row.get("tokens_per_second"), int | float)]
+    if speeds:
+        figures.append(("Speed", f"{sorted(speeds)[len(speeds) // 2]:,.0f}", "tokens per second, median"))
+    return figures
+
+
+def _data(work: Work) -> list[tuple[str, str]]:
+    rows = []
+    for source in work.prepared.report.sources:
+        weight = "" if source.weight == 1 else f", seen {source.weight:g} times an epoch"
+        rows.append((source.name, f"{source.read:,} rows read, {source.kept:,} kept{weight}"))
+    for split in work.prepared.report.splits:
+        share = split.trained_tokens / split.tokens if split.tokens else 0.0
+        rows.append(
+            (
+                split.name,
+                f"{split.examples:,} examples in {split.rows:,} rows of {split.row_tokens:,} tokens ({split.efficiency:.1%} "
+                f"filled); {split.tokens:,} tokens, {split.trained_tokens:,} of them trained on ({share:.0%})",
+            )
+        )
+    rows.append(("longest example", f"{work.prepared.report.longest:,} tokens"))
+    rows += [("note", note) for note in work.prepared.report.notes]
+    return rows
+
+
+def _dropped(work: Work) -> list[tuple[str, int]]:
+    rows: list[tuple[str, int]] = []
+    for source in work.prepared.report.sources:
+        for tally in (source.dropped, source.changed):
+            for reason, count in tally.counts.items():
+                places = ", ".join(tally.places.get(reason, [])[:3])
+                rows.append((f"{source.name}: {reason}" + (f" ({places})" if places else ""), count))
+    return rows
+
+
+def _training(work: Work, results: Mapping[str, Any], model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("steps", f"{results.get('steps', 0):,} of {results.get('total_steps', 0):,}"),
+        ("weights of step", str(results.get("weights_step", ""))),
+        ("learning rate", f"{work.run.learning_rate:g}, {work.run.train.schedule.name}"),
+        ("optimizer", work.run.train.optimizer.name),
+        ("arithmetic of a token", f"{token_cost(work.description, work.run.method.name)}"),
+        ("weights held in", work.held_dtype.name),
+    ]
+    if results.get("skipped_steps"):
+        rows.append(("steps skipped", str(results["skipped_steps"])))
+    if results.get("stopped"):
+        rows.append(("stopped", str(results["stopped"])))
+    lora = work.run.method.lora
+    if lora is not None:
+        rsl = ", rsLoRA" if lora.rslora else ""
+        rows.append(("LoRA", f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}{rsl}"))
+    timings = work.output.record.get("timings", {})
+    rows += [(name, f"{seconds:.1f} s") for name, seconds in timings.items() if not name.startswith("samples")]
+    return rows
+
+
+def _environment(work: Work) -> list[tuple[str, str]]:
+    return [
+        ("device", work.device),
+        ("mesh", ", ".join(f"{axis}={size}" for axis, size in work.mesh.shape.items())),
+        *machine().items(),
+        *versions().items(),
+    ]

@@ -1,0 +1,133 @@
+"""The stages of training: answers before, the loop with answers during, answers after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from podtune.train.job import Event, Hooks, Job
+from podtune.train.program import chosen_dtype
+from podtune.workflow.beginning import finite, shown_console
+from podtune.workflow.report import perplexity
+from podtune.workflow.samples import answer_all, choose_prompts, record_answers
+from podtune.workflow.work import Work
+
+
+def train_model(work: Work) -> None:
+    """Trains, answering the chosen prompts before the first step and at every evaluation."""
+    from podtune.train.loop import train
+
+    choose_samples(work)
+    work.output.update(data=data_record(work), model=model_record(work))
+
+    def on_samples(weights: Any, step: int, label: str) -> None:
+        if label != "after":  # those are given with the weights that are kept, which may be an earlier step's
+            answer(work, weights, step=step, moment="before" if step == 0 else f"step {step}")
+
+    def on_event(event: Event) -> None:
+        if event.kind in ("skip", "rollback", "stop"):
+            work.warnings.append(event.text)
+
+    job = Job(
+        run=work.run,
+        model=work.model,
+        description=work.description,
+        weights=work.weights,
+        mesh=work.mesh,
+        train_split=work.prepared.train,
+        validation_split=work.prepared.validation,
+        output=work.run.output.path,
+        fingerprints=fingerprints(work),
+        fresh=work.fresh,
+        console=shown_console(work),
+    )
+    work.weights = None  # the loop takes them over
+    work.result = train(job, Hooks(on_samples=on_samples, on_event=on_event))
+    work.weights = work.result.weights
+    work.output.reach("trained", results=results_record(work))
+
+
+def answer_after(work: Work) -> None:
+    """The same prompts, answered by the weights that are exported."""
+    answer(work, work.weights, step=work.result.steps, moment="after")
+
+
+def choose_samples(work: Work) -> None:
+    """The prompts to answer, and the generator that answers them."""
+    from podtune.serve.generate import Generator
+
+    ask = work.run.eval
+    work.prompts = choose_prompts(
+        work.prepared,
+        work.tokenizer,
+        samples=ask.samples,
+        own=ask.prompts,
+        most_tokens=work.model.config.context_length - ask.max_new_tokens,
+    )
+    dtype = chosen_dtype(work.run.train.compute_dtype, work.mesh)
+    work.generator = Generator(work.model, None, work.tokenizer, compute_dtype=dtype, mesh=work.mesh)
+
+
+def answer(work: Work, weights: Any, *, step: int, moment: str) -> list[str]:
+    """Answers the prompts with these weights and keeps the answers in samples.jsonl."""
+    if not work.prompts:
+        return []
+    with work.timed(f"samples {moment}"):
+        work.generator.weights = weights
+        answers = answer_all(work.generator, work.prompts, max_new_tokens=work.run.eval.max_new_tokens)
+        work.generator.weights = None
+    record_answers(work.output.samples, work.prompts, answers, moment=moment, step=step)
+    return answers
+
+
+def fingerprints(work: Work) -> dict[str, str]:
+    return {
+        "model": work.files.fingerprint,
+        "tokenizer": work.tokenizer.fingerprint,
+        "data": work.prepared.fingerprint,
+    }
+
+
+def model_record(work: Work) -> dict[str, Any]:
+    from podtune.workflow.beginning import parameters, trained_parameters
+
+    return {
+        "source": work.run.model.source,
+        "family": work.model.family.name,
+        "fingerprint": work.files.fingerprint,
+        "tokenizer_fingerprint": work.tokenizer.fingerprint,
+        "parameters": parameters(work.model),
+        "trained_parameters": trained_parameters(work),
+    }
+
+
+def data_record(work: Work) -> dict[str, Any]:
+    splits = {"train": work.prepared.train, "validation": work.prepared.validation}
+    return {
+        "fingerprint": work.prepared.fingerprint,
+        "folder": str(work.prepared.folder),
+        **{
+            name: {key: getattr(split, key) for key in ("examples", "rows", "row_tokens", "tokens", "trained_tokens")}
+            for name, split in splits.items()
+            if split is not None
+        },
+    }
+
+
+def results_record(work: Work) -> dict[str, Any]:
+    """Losses before and after, of the weights that are kept."""
+    result = work.result
+    kept_best = result.weights_step != result.steps
+    after = finite(result.best_eval_loss if kept_best else result.eval_loss)
+    before = finite(result.first_eval_loss)
+    return {
+        "steps": result.steps,
+        "weights_step": result.weights_step,
+        "total_steps": result.total_steps,
+        "train_loss": finite(result.loss),
+        "before": None if before is None else {"loss": before, "perplexity": perplexity(before)},
+        "after": None if after is None else {"loss": after, "perplexity": perplexity(after)},
+        "skipped_steps": result.skipped,
+        "stopped": result.stopped,
+        "seconds": round(result.seconds, 2),
+        "first_step_seconds": finite(result.first_step_seconds),
+    }
