@@ -67,6 +67,7 @@ def prepare(
                 found = open_prepared(job.folder)  # another process may have made it while we waited
                 if found is None:
                     return _prepare_anew(job, show)
+        shutil.rmtree(job.chunks, ignore_errors=True)  # left when the last step was killed
         show.say(f"prepared data found in {found.folder}: nothing to do")
         return found
 
@@ -123,7 +124,7 @@ def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
         left.unlink()
     write_manifest(prepared, job.staging, job.settings)
     os.rename(job.staging, job.folder)
-    shutil.rmtree(job.chunks)
+    shutil.rmtree(job.chunks, ignore_errors=True)
     finished = open_prepared(job.folder, reused=False)
     assert finished is not None, "the folder was renamed just now"
     show.say(f"prepared {finished.train.rows:,} rows in {report.seconds:.1f} s into {job.folder}")
@@ -229,7 +230,7 @@ def _disk_faults(cache: Path) -> Generator[None]:
                 f"the disk of {cache} is full. What is finished is kept: free some space and run again, "
                 "or point data.cache at another disk."
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise UserError(
                 f"prepared data cannot be written to {cache}: {error.strerror}. "
                 "Point data.cache at a folder you can write to."

@@ -125,7 +125,7 @@ def open_prepared(folder: Path, *, reused: bool = True) -> Prepared | None:
     """The prepared data in `folder`; None when it is not there or not finished. Raises RunFailure for damage."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise RunFailure(f"{folder / MANIFEST} cannot be read ({error}). Delete the folder to prepare anew.") from error

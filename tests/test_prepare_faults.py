@@ -1,0 +1,266 @@
+"""prepare when things go wrong: killed, it goes on; two at once make it once; and disks have limits."""
+
+import errno
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from prepare_cases import all_rows, chats, prepare_chats, write_rows
+from rich.console import Console
+
+from podtune.config.errors import RunFailure, UserError
+from podtune.data import prepare as module
+from podtune.data import prepare_lock
+from podtune.data.fingerprint import FileHashes
+from podtune.data.prepare_lock import preparation_lock
+
+TESTS = str(Path(__file__).parent)
+
+# Prepares argv[2] into argv[1] and dies at the argv[4]-th call of the function named argv[3].
+KILLED = f"""
+import os, signal, sys
+sys.path.insert(0, {TESTS!r})
+from prepare_cases import prepare_chats
+from pathlib import Path
+import podtune.data.prepare as module
+import podtune.data.prepare_inputs as inputs
+import podtune.data.prepare_write as write
+inputs._CHUNK_ROWS = 20
+write._SHARD_TOKENS = 512
+folder, path, name, calls = sys.argv[1:]
+left = int(calls)
+def dying(*arguments, call=getattr(module, name), **named):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call(*arguments, **named)
+setattr(module, name, dying)
+prepare_chats(Path(folder), {{"train": path, "workers": 0}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("encode_chunk", 3), ("write_shard", 3), ("write_manifest", 1), ("open_prepared", 3)]
+)
+def test_a_killed_preparation_is_not_visible_and_goes_on_from_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, calls: int
+) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(100))
+    died = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(path), name, str(calls)], check=False)
+    assert died.returncode == -signal.SIGKILL
+    finished = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("*.tfrecord")}
+    encoded = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("chunk-*.npz")}
+    whole = [folder for folder in (tmp_path / "cache").iterdir() if (folder / "manifest.json").exists()]
+    assert bool(whole) == (name == "open_prepared")  # the one call that comes after everything
+    assert len(encoded) == {"encode_chunk": 2, "open_prepared": 0}.get(name, 5)
+    assert len(finished) == {"encode_chunk": 0, "write_shard": 2}.get(name, len(finished))
+
+    monkeypatch.setattr("podtune.data.prepare_inputs._CHUNK_ROWS", 20)
+    monkeypatch.setattr("podtune.data.prepare_write._SHARD_TOKENS", 512)
+    again: list[int] = []
+    for function in ("encode_chunk", "write_shard"):
+        real = getattr(module, function)
+
+        def counted(*arguments, real=real):
+            again.append(1)
+            return real(*arguments)
+
+        monkeypatch.setattr(module, function, counted)
+    prepared = prepare_chats(tmp_path, {"train": str(path), "workers": 0})
+    kept = [prepared.folder / file.name for file in finished]
+    assert [file.stat().st_mtime_ns for file in kept] == list(finished.values())
+    if name == "encode_chunk":
+        assert len(again) == 3 + len(prepared.train.shard_rows) + 1  # three chunks, and all shards
+    fresh = prepare_chats(tmp_path / "fresh", {"train": str(path), "workers": 0})
+    assert all_rows(prepared) == all_rows(fresh)
+    assert not list((tmp_path / "cache").rglob("*.tmp*"))
+    assert {entry.name for entry in (tmp_path / "cache").iterdir() if entry.is_dir()} == {prepared.folder.name}
+
+
+TOGETHER = f"""
+import sys
+sys.path.insert(0, {TESTS!r})
+from pathlib import Path
+from prepare_cases import prepare_chats
+from rich.console import Console
+prepared = prepare_chats(Path(sys.argv[1]), sys.argv[2], progress=Console(width=300))
+print("rows", prepared.train.rows, prepared.reused)
+"""
+
+
+def test_two_processes_at_once_make_it_once_and_both_have_it(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(400))
+    command = [sys.executable, "-c", TOGETHER, str(tmp_path), str(path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    last = sorted(text.splitlines()[-1] for text in said)
+    rows = prepare_chats(tmp_path, path).train.rows
+    assert last == [f"rows {rows} False", f"rows {rows} True"]
+
+
+def test_a_waiting_process_says_for_whom_and_goes_on_when_the_lock_is_let_go(tmp_path: Path) -> None:
+    path, said, order = tmp_path / "x.lock", [], []
+    inside = threading.Event()
+
+    def first() -> None:
+        with preparation_lock(path, waiting=said.append, poll_seconds=0.01):
+            inside.set()
+            time.sleep(0.3)
+            order.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait(10)
+    with preparation_lock(path, waiting=said.append, poll_seconds=0.01):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+    assert len(said) == 1
+    assert f"process {os.getpid()} on " in said[0]
+    assert not path.exists()
+
+
+def held_lock(path: Path, host: str, process: int, age_seconds: float) -> None:
+    path.write_text(json.dumps({"host": host, "pid": process, "token": "t"}))
+    os.utime(path, (time.time() - age_seconds, time.time() - age_seconds))
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("stale", ["its process has died", "nobody touched it", "it is half written"])
+def test_a_stale_lock_is_taken_over(tmp_path: Path, stale: str) -> None:
+    path = tmp_path / "x.lock"
+    if stale == "its process has died":
+        held_lock(path, socket.gethostname(), dead_process(), 0)
+    elif stale == "nobody touched it":
+        held_lock(path, "another-machine", 1, prepare_lock.STALE_SECONDS + 1)
+    else:
+        path.write_text("")
+        os.utime(path, (1, 1))
+    with preparation_lock(path, waiting=pytest.fail, poll_seconds=0.01):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_that_is_held_is_respected(tmp_path: Path) -> None:
+    """Another machine's is as fresh as its last touch; one of this machine's as alive as its process."""
+    path = tmp_path / "x.lock"
+    held_lock(path, "another-machine", 1, prepare_lock.STALE_SECONDS - 60)
+    with pytest.raises(KeyboardInterrupt):
+        wait_impatiently(path)
+    assert json.loads(path.read_text())["host"] == "another-machine"
+
+
+def wait_impatiently(path: Path) -> None:
+    def leave(sentence: str) -> None:
+        raise KeyboardInterrupt(sentence)
+
+    with preparation_lock(path, waiting=leave, poll_seconds=0.01):
+        pytest.fail("the lock was held")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (errno.ENOSPC, RunFailure, "the disk of .* is full. What is finished is kept"),
+        (errno.EROFS, UserError, "cannot be written to .*Point data.cache at a folder you can write to"),
+        (errno.EIO, RunFailure, "preparing failed"),
+    ],
+)
+def test_what_a_disk_refuses_is_said_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], words: str
+) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(20))
+    with monkeypatch.context() as patched:
+
+        def refuse(*arguments: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        patched.setattr("podtune.data.records.RecordWriter.write", refuse)
+        with pytest.raises(kind, match=words):
+            prepare_chats(tmp_path, path)
+    assert not prepare_chats(tmp_path, path).reused
+
+
+def test_a_cache_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(20))
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(UserError, match=r"Point data\.cache at a folder"):
+        prepare_chats(tmp_path, path)
+
+
+def test_a_cache_without_write_permission_still_serves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(20))
+    prepare_chats(tmp_path, path)
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert prepare_chats(tmp_path, path).reused
+
+
+def test_a_worker_that_is_killed_is_reported_and_what_is_finished_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(60))
+    monkeypatch.setattr("podtune.data.prepare_inputs._CHUNK_ROWS", 20)
+    monkeypatch.setattr("podtune.data.prepare.encode_chunk", kill_this_process)
+    with pytest.raises(RunFailure, match=r"a preparing process was killed.*data\.workers: 1"):
+        prepare_chats(tmp_path, {"train": str(path), "workers": 2})
+
+
+def kill_this_process(*arguments: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_data_that_changes_while_it_is_read_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(20))
+
+    def appending(*arguments):
+        with open(path, "a") as file:
+            file.write(json.dumps(chats(21)[-1]) + "\n")
+        return encode(*arguments)
+
+    encode = module.encode_chunk
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "encode_chunk", appending)
+        with pytest.raises(RunFailure, match=r"a\.jsonl changed while it was read"):
+            prepare_chats(tmp_path, path)
+    assert prepare_chats(tmp_path, path).report.sources[0].read == 21
+
+
+def test_a_file_that_is_settled_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit on 100 GB must not read 100 GB."""
+    path = write_rows(tmp_path / "a.jsonl", chats(20))
+    os.utime(path, (time.time() - 60, time.time() - 60))
+    prepare_chats(tmp_path, path)
+    monkeypatch.setattr("podtune.data.fingerprint.hashlib.sha256", pytest.fail, raising=False)
+    assert len(FileHashes(tmp_path / "cache" / "hashes.json").of([path])[0]) == 64
+
+
+def test_progress_is_a_bar_on_a_terminal_and_plain_sentences_elsewhere(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(60))
+    terminal, pipe = io.StringIO(), io.StringIO()
+    prepare_chats(tmp_path / "one", path, progress=Console(file=terminal, force_terminal=True, width=120))
+    prepare_chats(tmp_path / "two", path, progress=Console(file=pipe, width=300))
+    assert "tokenising" in terminal.getvalue()
+    assert "\x1b" not in pipe.getvalue()
+    assert pipe.getvalue().startswith("prepared ")
+    assert len(pipe.getvalue().splitlines()) == 1
