@@ -13,7 +13,6 @@ import zstandard
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.data.example_codec import encode_example
-from podtune.data.read_text import read_text
 from podtune.data.records import frame_record
 from podtune.data.sources import FORMATS, list_files, read_records
 
@@ -82,7 +81,7 @@ def read(path: Path | str) -> list[dict]:
 
 
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_every_format_gives_the_rows_that_were_written(tmp_path: Path, kind: str, compression: str):
     path = tmp_path / f"rows.{ENDINGS.get(kind, kind)}"
     WRITERS[kind](path)
@@ -131,14 +130,24 @@ def test_numbers_of_records_are_lines_in_text_formats_and_places_elsewhere(tmp_p
 def test_text_files_give_a_document_each_or_one_per_paragraph_or_line(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_bytes("one\r\ntwo\n\n \nthree\u2028still three\n".encode())
-    (file,) = list_files(Source(path=str(path)))
 
     def seen(documents):
-        return [(record.number, record.value["text"]) for record in read_text(file, documents)]
+        records = read_records(Source(path=str(path), documents=documents))
+        return [(record.number, record.value["text"]) for record in records]
 
     assert seen("file") == [(1, "one\ntwo\n\n \nthree\u2028still three\n")]
     assert seen("paragraph") == [(1, "one\ntwo"), (5, "three\u2028still three")]
     assert seen("line") == [(1, "one"), (2, "two"), (5, "three\u2028still three")]
+
+
+def test_documents_are_of_text_files_alone(tmp_path: Path):
+    write_jsonl(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match=r"documents: line: .*a\.jsonl is no plain text file"):
+        list_files(Source(path=str(tmp_path / "a.jsonl"), documents="line"))
+
+
+def test_every_format_has_a_file_in_these_tests():
+    assert set(WRITERS) == {kind for kind in FORMATS if not kind.startswith("text ")}
 
 
 def test_globs_and_folders_give_their_files_in_the_order_of_their_names(tmp_path: Path):

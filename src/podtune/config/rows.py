@@ -62,6 +62,8 @@ class Source(Subject):
     """As data.columns, for this source alone."""
     split: Annotated[str | None, Place()] = None
     """The split of a Hub dataset."""
+    documents: Annotated[Literal["file", "paragraph", "line"], Choice()] = "file"
+    """What a document is in a plain text file: the whole file, each paragraph between blank lines, or each line."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Data(Subject):
     scalar_key = "train"
 
     train: Sources
-    """One path, or a list of paths and mappings {path, weight, shape, columns, split}."""
+    """One path, or a list of paths and mappings {path, weight, shape, columns, split, documents}."""
     validation: Annotated[
         Annotated[Literal["auto", "none"] | int | float, Tag("<scalar>")]
         | Annotated[tuple[Source, ...], Tag("<list>")],

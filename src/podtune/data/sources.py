@@ -12,7 +12,7 @@ from podtune.config.rows import Source
 from podtune.data.open_files import DataFile, file_system, split_compression
 from podtune.data.read_json import read_json, read_jsonl
 from podtune.data.read_tables import read_csv, read_parquet, read_tsv
-from podtune.data.read_text import read_text, read_tfrecord
+from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
 from podtune.data.rows import Record
 
 Reader = Callable[[DataFile], Iterator[Record]]
@@ -24,6 +24,8 @@ FORMATS: Mapping[str, Reader] = {
     "tsv": read_tsv,
     "parquet": read_parquet,
     "text": read_text,
+    "text lines": read_text_lines,
+    "text paragraphs": read_text_paragraphs,
     "tfrecord": read_tfrecord,
 }
 
@@ -52,7 +54,7 @@ def list_files(source: Source) -> tuple[DataFile, ...]:
         files = _local_files(path)
     if source.split and not path.startswith("hub://"):
         raise UserError(f"data: split: {source.split}: only Hub datasets have splits; {path} is not one (hub://...).")
-    return files
+    return files if source.documents == "file" else _divided(source, files)
 
 
 def read_file(file: DataFile) -> Iterator[Record]:
@@ -71,6 +73,15 @@ def format_of(name: str) -> tuple[str, str] | None:
     plain, compression = split_compression(_SHARD.sub("", name.lower()))
     found = _ENDINGS.get(Path(_SHARD.sub("", plain)).suffix)
     return (found, compression) if found else None
+
+
+def _divided(source: Source, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    """Text files to be read as several documents each."""
+    if other := next((file for file in files if file.format != "text"), None):
+        raise UserError(
+            f"data: documents: {source.documents}: {other.origin} is no plain text file; its rows are its documents."
+        )
+    return tuple(replace(file, format=f"text {source.documents}s") for file in files)
 
 
 def _local_files(path: str) -> tuple[DataFile, ...]:
