@@ -322,8 +322,8 @@ class _Training:
             self._say("checkpoint", step, f"step {step}: saving a checkpoint")
 
     def _chosen_weights(self, state: TrainState, done: int) -> tuple[Any, int]:
-        """The weights to give back: of the best checkpoint if it is kept and better than the last."""
-        best = self.checkpoints.best()
+        """The weights to give back: the last, or those of the best checkpoint where that is what is exported."""
+        best = self.checkpoints.best() if self.job.run.export.checkpoint == "best" else None
         if best is None or best == done or self.job.validation_split is None:
             return self.program.weights(state), done
         self._say("end", done, f"Taking the weights of step {best}, whose validation loss was the lowest.")
