@@ -8,48 +8,54 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
-from podtune.config.schema import LoRA, Mesh, Run
+from podtune.config.schema import Mesh, Run
 from podtune.data.packing import PackedRow
+from podtune.data.prepared import PreparedSplit
 from podtune.families import model_from_config
 from podtune.parallel.mesh import build_mesh
+from podtune.parallel.sharding import sharding_for
+from podtune.train.feed import loader_for, on_mesh
+from podtune.train.geometry import plan_geometry
 from podtune.train.job import Job
+from podtune.train.program import make_program
 from podtune.weights.adapters import attach
-from podtune.weights.param import initialise_all
+from podtune.weights.param import Param, map_params
+from podtune.weights.tree import named_leaves
 
 VOCAB, ROW_TOKENS = 97, 24
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Packed rows in memory, as a split of prepared data would give them: two documents of uneven length in each,
-    about two thirds of their tokens trained."""
+class Rows(PreparedSplit):
+    """Packed rows in memory instead of files: two documents of uneven length in each, about two thirds of their tokens
+    trained."""
 
-    rows: int
-    row_tokens: int = ROW_TOKENS
-    name: str = "train"
-    seed: int = 0
-    vocab: int = VOCAB
-    trained: bool = True
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.rows}-{self.row_tokens}-{self.seed}"
+    def __init__(self, rows: int, *, row_tokens: int = ROW_TOKENS, name: str = "train", seed: int = 0) -> None:
+        super().__init__(
+            folder=Path(),
+            name=name,
+            fingerprint=f"{rows}-{row_tokens}-{seed}",
+            rows=rows,
+            row_tokens=row_tokens,
+            examples=2 * rows,
+            tokens=rows * row_tokens,
+            trained_tokens=rows * row_tokens,
+            shard_rows=(rows,),
+        )
+        object.__setattr__(self, "seed", seed)
 
     def read(self, index: int) -> PackedRow:
-        random = np.random.default_rng((self.seed, index))
+        random = np.random.default_rng((self.seed, index))  # type: ignore[attr-defined]
         used = int(random.integers(self.row_tokens // 3, self.row_tokens + 1))
         cut = int(random.integers(2, used - 1))
         segments = np.where(np.arange(used) < cut, 1, 2).astype(np.int32)
         # Each token follows from the one before it, nearly always: there is something to learn.
         tokens = np.zeros(used, np.int32)
-        tokens[0] = random.integers(1, self.vocab)
+        tokens[0] = random.integers(1, VOCAB)
         for at in range(1, used):
-            tokens[at] = (
-                random.integers(1, self.vocab) if random.random() < 0.1 else (tokens[at - 1] * 5 + 3) % self.vocab
-            )
-        trained = (random.random(used) < 2 / 3) & self.trained
-        return PackedRow(tokens, trained, segments)
+            tokens[at] = random.integers(1, VOCAB) if random.random() < 0.1 else (tokens[at - 1] * 5 + 3) % VOCAB
+        return PackedRow(tokens, random.random(used) < 2 / 3, segments)
 
 
 def tiny_model(*, tied: bool = True, layers: int = 2, **settings: Any) -> Any:
@@ -88,6 +94,28 @@ def one_device_mesh() -> jax.sharding.Mesh:
     return build_mesh(Mesh(), jax.devices()[:1])
 
 
+def random_weights(description: Any, mesh: jax.sharding.Mesh) -> Any:
+    """The same for every call, whatever the mesh; made by numpy, since that compiles nothing. Adapters do something
+    from the first step on."""
+
+    def one(name: str, param: Param) -> jax.Array:
+        random = np.random.default_rng(list(name.encode()))
+        fixed = {"zeros": 0.0, "ones": 1.0}.get(param.init, 0.0) if param.kind == "vector" else 0.0
+        array = fixed + random.normal(size=param.shape).astype(np.float32) * (0.02 if param.kind == "vector" else 0.1)
+        return jax.device_put(array.astype(np.float32), sharding_for(mesh, param.axes, param.shape))
+
+    return map_params(one, description)
+
+
+@pytest.fixture(autouse=True)
+def quick_compiling():
+    """For the test files that compile steps: what they compare is compiled alike, in half the time."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 def make_job(
     run: Run,
     *,
@@ -103,7 +131,7 @@ def make_job(
     description = model.describe()
     if run.method.lora is not None:
         description = attach(description, run.method.lora)
-    weights = initialise_all(description, jax.random.key(7), mesh=mesh)
+    weights = random_weights(description, mesh)
     return Job(
         run=run,
         model=model,
@@ -117,4 +145,36 @@ def make_job(
     )
 
 
-__all__ = ["LoRA", "Rows", "make_job", "make_run", "one_device_mesh", "tiny_model"]
+@dataclasses.dataclass
+class Steps:
+    """A program with its state, to take steps by hand."""
+
+    program: Any
+    state: Any
+    loader: Any
+    mesh: Any
+
+    def batch(self, step: int) -> dict[str, jax.Array]:
+        return on_mesh(self.loader.batch_at(step), self.mesh)
+
+    def take(self, batch: dict[str, jax.Array]) -> dict[str, Any]:
+        self.state, measured = self.program.step(self.state, self.program.frozen, batch)
+        return {name: value.item() for name, value in jax.device_get(measured).items()}
+
+    def losses(self, steps: int) -> list[float]:
+        return [self.take(self.batch(step))["loss"] for step in range(steps)]
+
+
+def make_steps(run: Run, *, mesh: jax.sharding.Mesh | None = None, rows: Any = None, model: Any = None) -> Steps:
+    rows = rows or Rows(11)
+    job = make_job(run, rows=rows, mesh=mesh, model=model)
+    geometry = plan_geometry(run.train, rows=rows.rows, row_tokens=rows.row_tokens, mesh=job.mesh)
+    program, trainable = make_program(
+        run, job.model, job.description, weights=job.weights, mesh=job.mesh, geometry=geometry
+    )
+    loader = loader_for(rows, job.mesh, seed=run.seed, batch_rows=geometry.batch_rows)
+    return Steps(program, program.start(trainable), loader, job.mesh)
+
+
+def as_numpy(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}

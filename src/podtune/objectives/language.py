@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -20,6 +20,7 @@ from podtune.parallel.sharding import data_shards
 from podtune.weights.leaves import as_array
 
 
+@runtime_checkable
 class LanguageModel(Protocol):
     """What the objective needs of a model: embeddings, states before the unembedding, and the unembedding itself."""
 

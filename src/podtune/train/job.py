@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from jax.sharding import Mesh
 
 from podtune.config.schema import Run
-from podtune.data.packing import PackedRow
 from podtune.objectives.language import LanguageModel
-
-
-class Split(Protocol):
-    """Packed rows with random access: what `data.prepared.PreparedSplit` is."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def row_tokens(self) -> int: ...
-    def read(self, index: int) -> PackedRow: ...
 
 
 @dataclass(frozen=True)
@@ -34,6 +19,8 @@ class Job:
 
     model: embed, hidden, unembedding. description, weights: the same tree, of Params and of arrays on the mesh, with
     adapters attached. The arrays that are trained are taken over: use the result's weights afterwards.
+    train_split, validation_split: `data.prepared.PreparedSplit`, or rows with the same name, fingerprint, rows,
+    row_tokens and read(index).
     fingerprints: of what the run file only names (model, tokenizer, data); a resumed run must have the same.
     output: the run's folder, a path or gs://…; fresh: start anew although it holds this run.
     console: a rich Console to show progress on; None is quiet.
@@ -52,12 +39,14 @@ class Job:
     console: Any = None
 
 
+EventKind = Literal["start", "resume", "eval", "checkpoint", "skip", "rollback", "stop", "end"]
+
+
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: kind is one of start, resume, eval, checkpoint, skip, rollback, stop, end; text says it
-    in one line."""
+    """Something that happened; text says it in one line."""
 
-    kind: str
+    kind: EventKind
     text: str
     step: int
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +54,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Called by the loop. on_samples(weights, step, label) may generate from the weights as they are at that step."""
+    """Called by the loop. on_samples(weights, step, label) may generate from the weights as they are at that step:
+    label is before, during (at evaluations) or after (the weights that are given back)."""
 
     on_samples: Callable[[Any, int, str], None] | None = None
     on_event: Callable[[Event], None] | None = None
@@ -73,7 +63,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """weights: the whole tree as trained, averaged if an average was kept, at the best step if the best was kept.
+    """weights: the whole tree as trained, averaged if an average was kept; of the best step if export.checkpoint is best.
 
     steps: done in all, earlier runs included; weights_step: the step that `weights` are from; skipped: steps whose
     update was left out; stopped: why it ended before its last step, if it did.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from podtune.config.errors import Interrupted, RunFailure
+from podtune.config.errors import Interrupted
 from podtune.parallel.mesh import describe_mesh
 from podtune.train.cache import enable_compile_cache
 from podtune.train.checkpoint import Checkpoints, check_identity, identity
@@ -21,14 +21,14 @@ from podtune.train.evaluation import Best, evaluate
 from podtune.train.feed import NO_REQUEST, SAVE, STOP, Feed, loader_for
 from podtune.train.flops import token_cost
 from podtune.train.geometry import Geometry, plan_geometry
-from podtune.train.job import Event, Hooks, Job, TrainResult
+from podtune.train.job import Event, EventKind, Hooks, Job, TrainResult
 from podtune.train.metrics import MetricsLog
 from podtune.train.output import local_folder
 from podtune.train.pace import Pace
 from podtune.train.program import make_program
 from podtune.train.recovery import BadSteps, StopSignals
 from podtune.train.state import TrainState
-from podtune.train.step import NOTHING_TRAINED, TRAINED
+from podtune.train.step import OUTCOMES, TRAINED
 
 
 def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
@@ -82,51 +82,59 @@ class _Training:
         self.best = Best(min_improvement=patience.min_improvement if patience else 0.0)
         self.display = Display(job.console if jax.process_index() == 0 else None, total_steps=geometry.total_steps)
         self.loader = loader_for(job.train_split, job.mesh, seed=job.run.seed, batch_rows=geometry.batch_rows)
-        self.losses: dict[str, float | None] = {"loss": math.nan, "eval": None, "first_eval": None}
-        self.eval_step_of: int | None = None
+        self.pace = Pace(job.mesh, geometry, token_cost(job.description, job.run.method.name))
+        self.log: MetricsLog | None = None
+        self.losses: dict[str, float | None] = {"loss": None, "eval": None, "first_eval": None}
+        self.evaluated_at: int | None = None
+        self.saved_at, self.saved_step = time.monotonic(), -1
+        self.interrupted = False
         self.stopped: str | None = None
         self.skipped = 0
 
     def run(self, notes: dict[str, Any] | None) -> TrainResult:
         """From the newest checkpoint, or the beginning, to the end."""
         started = time.perf_counter()
-        state, first = self._start(notes)
         with StopSignals() as signals, self.display:
-            log = MetricsLog(local_folder(self.job.output), after_step=first) if jax.process_index() == 0 else None
-            self.pace = Pace(self.job.mesh, self.geometry, token_cost(self.job.description, self.job.run.method.name))
+            state, first = self._start(notes)
+            if jax.process_index() == 0:
+                evaluated = self.evaluated_at == first
+                self.log = MetricsLog(local_folder(self.job.output), after_step=first, evaluated=evaluated)
             try:
                 self._announce(first)
                 if first == 0:
-                    self._evaluate(state, 0, log, save=False)
-                state, done = self._steps(state, first, signals, log)
-                if self.eval_step_of != done:
-                    self._evaluate(state, done, log)
+                    self._samples(state, 0, "before")
+                    self._evaluate(state, 0)
+                    # Now, not after the first ten minutes: a disk that cannot be written to shows before any step.
+                    self._save(state, 0)
+                state, done = self._steps(state, first, signals)
+                if self.interrupted:
+                    self._leave(state, done, signals.received or "another process")
+                if self.evaluated_at != done:
+                    self._evaluate(state, done)
                 self._save(state, done)
                 self.checkpoints.wait()
                 weights, weights_step = self._chosen_weights(state, done)
             finally:
-                if log is not None:
-                    log.close()
-        if signals.received and done < self.geometry.total_steps:
-            raise Interrupted(
-                f"Stopped by {signals.received} after step {done} of {self.geometry.total_steps}; it is saved. "
-                f"Run the same command again to go on."
-            )
-        self._say("end", done, f"Trained {done} steps in {clock(time.perf_counter() - started)}.")
+                if self.log is not None:
+                    self.log.close()
+            seconds = time.perf_counter() - started
+            self._say("end", done, f"Trained {done - first} steps in {clock(seconds)}.")
+        if self.hooks.on_samples is not None:
+            self.hooks.on_samples(weights, weights_step, "after")
         return TrainResult(
             weights=weights,
             steps=done,
             weights_step=weights_step,
             total_steps=self.geometry.total_steps,
-            loss=float(self.losses["loss"] or math.nan),
+            loss=math.nan if self.losses["loss"] is None else self.losses["loss"],
             eval_loss=self.losses["eval"],
             first_eval_loss=self.losses["first_eval"],
             best_eval_loss=self.best.loss,
             best_step=self.best.step,
             skipped=self.skipped,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             stopped=self.stopped,
-            resumed_from=first or None,
+            resumed_from=None if notes is None else first,
             first_step_seconds=self.pace.first_step_seconds,
         )
 
@@ -138,6 +146,7 @@ class _Training:
         self.bad.rollbacks = notes["rollbacks"]
         self.best.restore(notes["best"])
         self.losses |= notes["losses"]
+        self.evaluated_at, self.skipped, self.saved_step = notes["evaluated_at"], notes["skipped"], step
         state = self.checkpoints.restore(step, self.program.restorable)
         self._say("resume", step, f"Going on from step {step}, found in {self.checkpoints.folder}.")
         return state, step
@@ -152,71 +161,60 @@ class _Training:
             f"{self.program.settings.language.compute_dtype} arithmetic, {self.pace.cost} FLOP a token.",
         )
 
-    def _steps(
-        self, state: TrainState, step: int, signals: StopSignals, log: MetricsLog | None
-    ) -> tuple[TrainState, int]:
+    def _steps(self, state: TrainState, step: int, signals: StopSignals) -> tuple[TrainState, int]:
         """All steps from `step` on. Returns the state and how many steps it has seen."""
         feed = self._feed(step)
-        saved_at = time.monotonic()
-        pending: tuple[int, dict[str, Any]] | None = None
         alone = jax.process_count() == 1
+        behind: _Running | None = None
         try:
-            while step < self.geometry.total_steps or pending is not None:
-                asked = self._request(signals, saved_at)
-                ahead: tuple[int, dict[str, Any]] | None = None
-                if step < self.geometry.total_steps and not (alone and asked == STOP):
-                    batch = feed.next(asked)
-                    state, measured = self.program.step(state, self.program.frozen, batch)
-                    ahead = (step, measured)
+            while True:
+                request = self._request(signals)
+                stopping = alone and request == STOP
+                evaluating = self._is_eval_step(step)
+                running: _Running | None = None
+                if step < self.geometry.total_steps and not stopping and not evaluating:
+                    state, measured = self.program.step(state, self.program.frozen, feed.next(request))
+                    running = _Running(step, measured)
                     step += 1
-                if pending is not None:
-                    values = self._fetch(*pending, feed, log)
-                    agreed = asked if alone else int(values["request"])
-                    if self._must_roll_back(pending[0], values):
-                        state, step = self._roll_back(state)
+                if behind is not None:
+                    values = self._fetch(behind, feed)
+                    if self._must_roll_back(behind.step, values):
+                        state, step = self._roll_back()
                         feed.close()
-                        feed, pending = self._feed(step), None
+                        feed, behind = self._feed(step), None
                         continue
-                    if agreed == STOP:
-                        pending = ahead
-                        if pending is not None:
-                            self._fetch(*pending, feed, log)
-                        break
-                    if agreed == SAVE and step < self.geometry.total_steps:
+                    agreed = request if alone else int(values["request"])
+                    if agreed == SAVE and behind.step >= self.saved_step and step < self.geometry.total_steps:
                         self._save(state, step)
-                        saved_at = time.monotonic()
-                elif alone and asked == STOP:
-                    break
-                pending = ahead
-                if self._is_eval_step(step) and pending is not None:
-                    # The state is that after `pending`; its numbers are due first.
-                    values = self._fetch(*pending, feed, log)
-                    if self._must_roll_back(pending[0], values):
-                        state, step = self._roll_back(state)
-                        feed.close()
-                        feed, pending = self._feed(step), None
-                        continue
-                    pending = None
-                    if self._evaluate(state, step, log):
-                        break
+                    if agreed == STOP and not alone:
+                        stopping = True
+                        if running is not None:
+                            self._fetch(running, feed)
+                behind = None if stopping else running
+                if behind is None:
+                    if stopping or step >= self.geometry.total_steps:
+                        self.interrupted = stopping
+                        return state, step
+                    if evaluating:
+                        self._samples(state, step, "during")
+                        if self._evaluate(state, step):
+                            return state, step
         finally:
             feed.close()
-        return state, step
 
     def _feed(self, step: int) -> Feed:
         return Feed(self.loader, self.job.mesh, start_step=step, passed_over=self.bad.passed_over)
 
-    def _request(self, signals: StopSignals, saved_at: float) -> int:
+    def _request(self, signals: StopSignals) -> int:
         if signals.received:
             return STOP
-        return SAVE if time.monotonic() - saved_at >= self.settings.checkpoint_every else NO_REQUEST
+        return SAVE if time.monotonic() - self.saved_at >= self.settings.checkpoint_every else NO_REQUEST
 
-    def _fetch(self, step: int, measured: dict[str, Any], feed: Feed, log: MetricsLog | None) -> dict[str, Any]:
+    def _fetch(self, running: _Running, feed: Feed) -> dict[str, Any]:
         """The numbers of a step, as soon as it is done; shows and logs them."""
-        values = {name: value.item() for name, value in jax.device_get(measured).items()}
-        self.skipped = int(values["skipped"])
-        self.losses["loss"] = values["loss"]
-        done, outcome = step + 1, int(values["outcome"])
+        values = {name: value.item() for name, value in jax.device_get(running.measured).items()}
+        done, outcome = running.step + 1, int(values["outcome"])
+        self.skipped, self.losses["loss"] = int(values["skipped"]), values["loss"]
         last = done == self.geometry.total_steps
         logged = done % self.settings.log_every == 0 or done == 1 or last or outcome != TRAINED
         shown = {
@@ -228,85 +226,79 @@ class _Training:
             "skipped": self.skipped,
             **self.pace.after(done, positions=values["positions"], waited=feed.waited, logged=logged),
         }
-        if outcome == NOTHING_TRAINED:
-            self._say("skip", done, f"step {done}: nothing to train in its rows; skipped ({self.skipped} so far).")
-        if logged and log is not None:
-            log.write(done, shown)
+        if outcome != TRAINED:
+            self._say(
+                "skip", done, f"step {done}: {OUTCOMES[outcome]}; its update is left out ({self.skipped} so far)."
+            )
+        if logged and self.log is not None:
+            self.log.write(done, shown)
         self.display.progress(done, shown, logged=logged)
         return values
 
     def _must_roll_back(self, step: int, values: dict[str, Any]) -> bool:
-        outcome = int(values["outcome"])
-        if outcome in (TRAINED, NOTHING_TRAINED):
-            return False
         rows = self.loader.rows_at(step).tolist()
-        action = self.bad.decide(step, outcome, bad_in_a_row=int(values["bad_in_a_row"]), rows=rows)
-        if action == "none":
-            why = "not finite" if not math.isfinite(values["loss"] + values["grad_norm"]) else "a spike"
-            self._say("skip", step + 1, f"step {step + 1}: {why}; its update is left out ({self.skipped} so far).")
+        action = self.bad.decide(step, int(values["outcome"]), bad_in_a_row=int(values["bad_in_a_row"]), rows=rows)
         return action == "rollback"
 
-    def _roll_back(self, state: TrainState) -> tuple[TrainState, int]:
+    def _roll_back(self) -> tuple[TrainState, int]:
         self.checkpoints.wait()
         found = self.checkpoints.latest()
-        if found is None:
-            raise RunFailure(
-                "a step was bad and there is no checkpoint to roll back to yet. Use train.on_nan: skip, or a shorter "
-                "train.checkpoint_every."
-            )
-        del state
-        restored = self.checkpoints.restore(found, self.program.restorable)
-        self._say("rollback", found, f"Back to step {found}; passing over steps {sorted(self.bad.passed_over)}.")
-        return restored, found
+        assert found is not None, "one is saved before the first step"
+        state = self.checkpoints.restore(found, self.program.restorable)
+        passed = ", ".join(str(step + 1) for step in sorted(self.bad.passed_over))
+        self._say(
+            "rollback", found, f"Back to the checkpoint of step {found}; step {passed} is passed over from now on."
+        )
+        if self.log is not None:
+            self.log.drop_after(found, evaluated=self.evaluated_at == found)
+        return state, found
 
     def _is_eval_step(self, done: int) -> bool:
         every = self.job.run.eval.every
-        if every is None or done == 0 or done >= self.geometry.total_steps:
+        if every is None or done in (0, self.evaluated_at) or done >= self.geometry.total_steps:
             return False
         steps = every if isinstance(every, int) else max(1, round(every * self.geometry.total_steps))
         return done % steps == 0
 
-    def _evaluate(self, state: TrainState, done: int, log: MetricsLog | None, *, save: bool = True) -> bool:
-        """Loss on the held-out rows, and samples. True when training should stop here."""
-        self.eval_step_of = done
-        label = "before" if done == 0 else "after" if done >= self.geometry.total_steps else "during"
+    def _samples(self, state: TrainState, done: int, label: str) -> None:
         if self.hooks.on_samples is not None:
-            self.hooks.on_samples(self.program.weights(state), done, label)
-        if self.job.validation_split is None:
+            with self.pace.paused():
+                self.hooks.on_samples(self.program.weights(state), done, label)
+
+    def _evaluate(self, state: TrainState, done: int) -> bool:
+        """Loss on the held-out rows. True when training should stop here."""
+        self.evaluated_at = done
+        job = self.job
+        if job.validation_split is None:
             return False
+        rows = self.geometry.micro_rows  # no more at a time than in training, so that it needs no more memory
+        loader = loader_for(job.validation_split, job.mesh, seed=job.run.seed, batch_rows=rows, once=True)
         with self.pace.paused():
-            seen = evaluate(
-                self.program.eval_step,
-                self.program.shown(state),
-                self.program.frozen,
-                loader_for(
-                    self.job.validation_split,
-                    self.job.mesh,
-                    seed=self.job.run.seed,
-                    batch_rows=self.geometry.micro_rows,
-                    once=True,
-                ),
-                self.job.mesh,
-            )
+            seen = evaluate(self.program.eval_step, self.program.shown(state), self.program.frozen, loader, job.mesh)
         self.losses["eval"] = seen.loss
-        if self.losses["first_eval"] is None:
+        if done == 0:
             self.losses["first_eval"] = seen.loss
         improved = self.best.see(seen.loss, done)
         values = {"eval_loss": seen.loss, "eval_perplexity": seen.perplexity, "eval_tokens": seen.tokens}
-        if log is not None:
-            log.write(done, values)
+        if self.log is not None:
+            self.log.write(done, values)
         text = f"step {done}: validation loss {seen.loss:.4f}, perplexity {seen.perplexity:.2f}"
         self._say("eval", done, text + (", the best so far" if improved and done else ""), values)
-        if improved and save:
+        if done and improved:
             self._save(state, done, eval_loss=seen.loss)
         patience = self.settings.early_stopping
-        if patience is not None and self.best.evaluations_since >= patience.patience:
+        if (
+            patience is not None
+            and self.best.evaluations_since >= patience.patience
+            and done < self.geometry.total_steps
+        ):
             self.stopped = f"no better validation loss in {patience.patience} evaluations"
             self._say("stop", done, f"Stopping after step {done}: {self.stopped}.")
             return True
         return False
 
     def _save(self, state: TrainState, step: int, *, eval_loss: float | None = None) -> None:
+        self.saved_at, self.saved_step = time.monotonic(), step
         notes = {
             "step": step,
             "identity": self.names,
@@ -317,20 +309,37 @@ class _Training:
             "losses": {
                 name: None if value is None or math.isnan(value) else value for name, value in self.losses.items()
             },
+            "evaluated_at": self.evaluated_at,
+            "skipped": self.skipped,
         }
         if self.checkpoints.save(step, state, notes, eval_loss=eval_loss):
             self._say("checkpoint", step, f"step {step}: saving a checkpoint")
 
+    def _leave(self, state: TrainState, done: int, reason: str) -> None:
+        self._save(state, done)
+        self.checkpoints.wait()
+        raise Interrupted(
+            f"Stopped by {reason} after step {done} of {self.geometry.total_steps}; it is saved. Run the same command "
+            f"again to go on."
+        )
+
     def _chosen_weights(self, state: TrainState, done: int) -> tuple[Any, int]:
-        """The weights to give back: the last, or those of the best checkpoint where that is what is exported."""
+        """The weights to give back: of the last step, or of the best checkpoint where that is to be exported."""
         best = self.checkpoints.best() if self.job.run.export.checkpoint == "best" else None
-        if best is None or best == done or self.job.validation_split is None:
+        if best is None or best == done:
             return self.program.weights(state), done
         self._say("end", done, f"Taking the weights of step {best}, whose validation loss was the lowest.")
         return self.program.weights(self.checkpoints.restore(best, self.program.restorable)), best
 
-    def _say(self, kind: str, step: int, text: str, values: dict[str, Any] | None = None) -> None:
+    def _say(self, kind: EventKind, step: int, text: str, values: dict[str, Any] | None = None) -> None:
         if kind != "checkpoint":
             self.display.say(text)
         if self.hooks.on_event is not None:
-            self.hooks.on_event(Event(kind, text, step, values or {}))  # type: ignore[arg-type]
+            self.hooks.on_event(Event(kind, text, step, values or {}))
+
+
+class _Running(NamedTuple):
+    """A step that the device is at; its numbers are not there yet."""
+
+    step: int
+    measured: dict[str, Any]

@@ -14,14 +14,17 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Writes to a local folder. `step` of a line counts finished steps; a resumed run drops the lines after the step
-    it goes on from, so that no step is there twice."""
+    """Writes to a local folder. `step` of a line counts finished steps.
 
-    def __init__(self, folder: Path, *, after_step: int, tensorboard: bool = True) -> None:
+    A resumed run drops the lines after the step it goes on from, so that no step is there twice; evaluated says whether
+    the evaluation at that very step is part of what it goes on from.
+    """
+
+    def __init__(self, folder: Path, *, after_step: int, evaluated: bool = False, tensorboard: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / METRICS_FILE
-        _drop_lines_after(self.path, after_step)
         self._file: IO[str] = self.path.open("a", encoding="utf-8")
+        self.drop_after(after_step, evaluated=evaluated)
         self._events: Any = None
         if tensorboard:
             from tensorboardX import SummaryWriter  # slow to import, and not needed by readers of this module
@@ -40,6 +43,18 @@ class MetricsLog:
             for key, value in line.items():
                 if key != "step" and isinstance(value, int | float):
                     self._events.add_scalar(_tag(key), value, step)
+
+    def drop_after(self, step: int, *, evaluated: bool) -> None:
+        """Forgets the lines after this step."""
+        self._file.close()
+        lines = read_metrics(self.path)
+        kept = [
+            line for line in lines if line["step"] < step or (line["step"] == step and (evaluated or "loss" in line))
+        ]
+        unfinished = self.path.with_name(self.path.name + ".tmp")
+        unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        unfinished.replace(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         self._file.close()
@@ -77,15 +92,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
-
-
-def _drop_lines_after(path: Path, step: int) -> None:
-    if not path.exists():
-        return
-    kept = [line for line in read_metrics(path) if line["step"] <= step]
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    unfinished.replace(path)
 
 
 def _plain(value: Any) -> Any:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key
 
 
-def row_keys(seed: int, step: Int[Array, ""], rows: Int[Array, "rows"]) -> PRNGKeyArray:
+def row_keys(seed: int, step: Int[Array, ""], rows: Int[Array, "rows"]) -> Key[Array, "rows"]:
     """One key per row of the global batch, a function of (seed, step, row)."""
     of_step = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(lambda row: jax.random.fold_in(of_step, row))(rows)
 
 
 def neftune_noise(
-    keys: PRNGKeyArray, segments: Int[Array, "rows seq"], *, alpha: float, embed: int
+    keys: Key[Array, "rows"], segments: Int[Array, "rows seq"], *, alpha: float, embed: int
 ) -> Float[Array, "rows seq embed"]:
     """Uniform noise of +-alpha / sqrt(L d) for the embeddings (Jain et al. 2023, algorithm 1).
 

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from podtune.config.errors import RunFailure
 from podtune.config.training import Train
-from podtune.train.step import NOT_FINITE, SPIKE
+from podtune.train.step import NOT_FINITE, OUTCOMES, SPIKE
 
 Action = Literal["none", "rollback"]
-_REASONS = {NOT_FINITE: "its loss or gradient is not finite", SPIKE: "its gradient norm leaps above the recent ones"}
 
 
 @dataclass
@@ -35,13 +34,13 @@ class BadSteps:
 
         Raises RunFailure, naming step and rows, when the run is to stop or has seen too many bad steps.
         """
-        if outcome not in _REASONS:
+        if outcome not in (NOT_FINITE, SPIKE):
             return "none"
         action = self.settings.on_nan
         if outcome == SPIKE and self.settings.spike_guard is not None:
             action = self.settings.spike_guard.action
         key = "train.on_nan" if outcome == NOT_FINITE else "train.spike_guard"
-        what = f"step {step + 1} is bad: {_REASONS[outcome]} (rows {_short(rows)} of the prepared training data)"
+        what = f"step {step + 1} is bad: {OUTCOMES[outcome]} (rows {_short(rows)} of the prepared training data)"
         if action == "stop":
             raise RunFailure(f"{what}. {key} is stop; use skip to go on without that step.")
         limit = self.settings.max_bad_steps
@@ -82,7 +81,9 @@ class StopSignals:
             os.write(sys.stderr.fileno(), f"\n{name} again: leaving at once.\n".encode())
             os._exit(130)
         self.received = name
-        os.write(2, f"\n{name}: saving a checkpoint, then leaving. Once more leaves at once.\n".encode())
+        os.write(
+            sys.stderr.fileno(), f"\n{name}: saving a checkpoint, then leaving. Once more leaves at once.\n".encode()
+        )
 
 
 def _short(rows: list[int]) -> str:

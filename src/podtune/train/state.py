@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,21 +22,25 @@ from podtune.weights.tree import map_named, named_leaves, weight_dataclass
 class Guard:
     """What the step remembers to judge a step by. norms: the gradient norms of the last good steps, as a ring."""
 
-    norms: Array
-    good_steps: Array
-    skipped: Array
-    bad_in_a_row: Array
+    norms: Any
+    good_steps: Any
+    skipped: Any
+    bad_in_a_row: Any
 
 
 @weight_dataclass
 class TrainState:
-    """step counts batches, so it is also the place in the data. trainable and average are flat, by weight name."""
+    """step counts batches, so it is also the place in the data. trainable and average (None when none is kept) are
+    flat dicts by weight name; guard is a Guard.
 
-    step: Array
-    trainable: dict[str, Array]
+    Holds arrays to train with, and shapes or shardings to plan and restore with: jax puts yet other things in.
+    """
+
+    step: Any
+    trainable: Any
     moments: Any
-    average: dict[str, Array] | None
-    guard: Guard
+    average: Any
+    guard: Any
 
 
 def divide_weights(weights: Any, method: str) -> tuple[dict[str, Any], Any]:
@@ -99,17 +103,18 @@ def state_shardings(mesh: Mesh, abstract: TrainState, params: Mapping[str, Param
     weights = {name: sharding_for(mesh, param.axes, param.shape) for name, param in params.items()}
     everywhere = NamedSharding(mesh, PartitionSpec())
     return TrainState(
-        step=everywhere,  # type: ignore[arg-type]
-        trainable=weights,  # type: ignore[arg-type]
+        step=everywhere,
+        trainable=weights,
         moments=moment_shardings(mesh, abstract.moments, params),
-        average=None if abstract.average is None else weights,  # type: ignore[arg-type]
+        average=None if abstract.average is None else weights,
         guard=jax.tree.map(lambda _: everywhere, abstract.guard),
     )
 
 
 def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
     """Shapes with the sharding of each: what a checkpoint is restored into and a step is lowered with."""
-    place: Callable[[Any, Any], Any] = lambda leaf, sharding: jax.ShapeDtypeStruct(  # noqa: E731
-        leaf.shape, leaf.dtype, sharding=sharding
-    )
+
+    def place(leaf: Any, sharding: NamedSharding) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
     return jax.tree.map(place, abstract, shardings)

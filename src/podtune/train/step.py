@@ -30,6 +30,12 @@ from podtune.weights.adapters import with_dropout
 
 # What became of a step, as its `outcome` says.
 TRAINED, NOT_FINITE, SPIKE, NOTHING_TRAINED = 0, 1, 2, 3
+OUTCOMES = {
+    TRAINED: "trained",
+    NOT_FINITE: "its loss or gradient is not finite",
+    SPIKE: "its gradient norm leaps above the recent ones",
+    NOTHING_TRAINED: "there is nothing to train in its rows",
+}
 # A spread below this share of the mean says nothing: norms that hardly vary must not make a small rise a spike.
 _LEAST_SPREAD = 0.01
 
