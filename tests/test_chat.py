@@ -250,6 +250,7 @@ def test_a_completion_is_tokenised_with_its_prompt_and_its_end_is_trained():
     assert marked(joined, family_tokenizer("mistral")) == "<s>⟦the</s>⟧"
     whole = encode(Completion("th", "e"), tokenizer, "all")
     assert isinstance(whole, Example)
+    assert whole.trained[1:].all()
 
 
 def test_a_tokenizer_that_adds_an_end_itself_gets_no_second_one():

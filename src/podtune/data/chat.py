@@ -56,7 +56,7 @@ def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer, train_on: TrainOn = "
         if isinstance(row.value, Conversation):
             chats.append((index, row.value))
         else:
-            drafts[index] = encoder.draft_plain(row)
+            drafts[index] = encoder.draft_plain(row, train_on)
     if chats and encoder.template.source is None:
         for index, _ in chats:
             drafts[index] = _refuse(rows[index], "template", _NO_TEMPLATE)
@@ -204,7 +204,7 @@ class _Encoder:
     def _has_control_token(self, text: str | None) -> bool:
         return bool(text) and self.template.control_tokens.search(text) is not None
 
-    def draft_plain(self, row: Row) -> _Draft | Example | Refused:
+    def draft_plain(self, row: Row, train_on: TrainOn) -> _Draft | Example | Refused:
         value = row.value
         if isinstance(value, Tokens):
             return self._take_tokens(row, value)
@@ -213,6 +213,7 @@ class _Encoder:
             if not value.completion.strip():
                 return _refuse(row, "nothing_to_train", "the completion is empty")
             spans, border = [(len(value.prompt), len(text))], len(value.prompt)
+            spans = None if train_on == "all" else spans
         else:
             text = cast(Text, value).text
             if not text.strip():
