@@ -50,7 +50,7 @@ class PrepareProgress:
 
     def say(self, sentence: str) -> None:
         if self.console is not None:
-            self.console.print(Text(sentence), style="dim")
+            self.console.print(Text(sentence), style="dim", soft_wrap=True)
 
     def finish_stage(self) -> None:
         if self._bars is not None and self._task is not None:
