@@ -42,15 +42,21 @@ def main() -> None:
             alone_cold = load_and_compile(run_file, folder / "cache-alone")
             alone_warm = load_and_compile(run_file, folder / "cache-alone")
             cold.append((first_step(run_file, folder, 1), alone_cold))
-            before = set((folder / "cache-run").glob("*step*-cache"))
+            before = compiled_steps(folder / "cache-run")
+            assert before, "the first run left no compiled step in its cache"
             warm.append((first_step(run_file, folder, 2), alone_warm))
-            new_programs.append(len(set((folder / "cache-run").glob("*step*-cache")) - before))
+            new_programs.append(len(compiled_steps(folder / "cache-run") - before))
     for name, pairs in (("nothing compiled before", cold), ("compiled before", warm)):
         ours, alone = (statistics.median(one) for one in zip(*pairs, strict=True))
         ratio = statistics.median(one / other for one, other in pairs)
         print(f"{name}: first step after {ours:.1f} s, loading and compiling alone {alone:.1f} s: {ratio:.2f}x")
     print(f"steps that the second run compiled again: {max(new_programs)}")
     print(f"again: python benchmarks/start_time.py --pairs {options.pairs}")
+
+
+def compiled_steps(cache: Path) -> set[str]:
+    """The training and evaluation steps in JAX's persistent cache, by the names of their files."""
+    return {path.name for path in cache.glob("jit_step-*-cache")}
 
 
 def write_run(folder: Path, *, quick: bool) -> Path:
