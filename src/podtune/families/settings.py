@@ -13,16 +13,17 @@ from podtune.models.decoder import LayerKind
 # Keys that change nothing in what a forward pass computes. A key that does must never stand here.
 _HARMLESS = """
     model_type architectures transformers_version torch_dtype dtype _name_or_path name_or_path initializer_range
-    use_cache bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id tokenizer_class
-    prefix output_attentions output_hidden_states return_dict return_dict_in_generate use_return_dict output_scores
-    torchscript use_bfloat16 chunk_size_feed_forward id2label label2id num_labels problem_type finetuning_task
-    task_specific_params auto_map pretraining_tp is_llama_config attn_implementation _attn_implementation _attn_implementation_autoset
-    _attn_implementation_internal experts_implementation _experts_implementation cache_implementation
-    transformers.js_config unsloth_version unsloth_fixed transformers_weights tf_legacy_loss pruned_heads
-    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
-    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
-    suppress_tokens begin_suppress_tokens tie_encoder_decoder cross_attention_hidden_size
+    use_cache bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id
+    tokenizer_class prefix output_attentions output_hidden_states return_dict return_dict_in_generate
+    use_return_dict output_scores torchscript use_bfloat16 chunk_size_feed_forward id2label label2id num_labels
+    problem_type finetuning_task task_specific_params auto_map pretraining_tp is_llama_config attn_implementation
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal experts_implementation
+    _experts_implementation cache_implementation transformers.js_config unsloth_version unsloth_fixed
+    transformers_weights tf_legacy_loss pruned_heads max_length min_length do_sample early_stopping num_beams
+    num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
+    forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    tie_encoder_decoder cross_attention_hidden_size
 """
 HARMLESS = frozenset(_HARMLESS.split())
 # Keys of every family that may be there with these values only.

@@ -226,7 +226,7 @@ def hidden(
         cache = cache.write_places(position, segment)
         queries, keys = queries._replace(slot=queries.slot + first_slot), places(cache.positions, cache.segments)
 
-    turn, turn_keys = _rotations(config, queries=queries, keys=keys, cached=cache is not None)
+    turns = _rotations(config, queries, capacity=None if cache is None else cache.length)
 
     def keep(x: Array) -> Array:
         if mesh is None:
@@ -243,12 +243,11 @@ def hidden(
         v = add_bias(linear(y, w.v), w.v_bias)
         if w.q_norm is not None and w.k_norm is not None:
             q, k = _norm(config, q, w.q_norm), _norm(config, k, w.k_norm)
-        q = rotate(q, differs.rotation(config, turn))
-        k = k if turn_keys is not None else rotate(k, differs.rotation(config, turn))
+        turn = differs.rotation(config, turns)
+        q, k = rotate(q, turn), rotate(k, turn)
         caches = carry.caches
         if caches is not None:
             caches, (k, v) = _through_cache(caches, k, v, layer=differs.layer, slot=first_slot)
-            k = k if turn_keys is None else rotate(k, differs.rotation(config, turn_keys))
         y = attend(
             q,
             k,
@@ -344,21 +343,18 @@ def _differences(config: DecoderConfig) -> _Differs:
     )
 
 
-def _rotations(
-    config: DecoderConfig, *, queries: Places, keys: Places, cached: bool
-) -> tuple[Rotation, Rotation | None]:
-    """The turns of new tokens, for every rope of the config: (ropes, batch, seq, head_dim / 2).
+def _rotations(config: DecoderConfig, tokens: Places, *, capacity: int | None) -> Rotation:
+    """The turns of the tokens for every rope of the config: (ropes, batch, seq, head_dim / 2).
 
-    Second, when frequencies change as a cached sequence grows, the turns of all keys: the cache holds them unturned.
+    capacity: the length of the cache. Where frequencies depend on the length of a sequence they are those of one as
+    long as the cache, so that keys turned early still fit queries turned late.
     """
-
-    def turns(tokens: Places) -> Rotation:
-        lengths = segment_lengths(tokens, keys) if growing else None
-        each = [rotation(rope, tokens.position, head_dim=config.head_dim, lengths=lengths) for rope in config.ropes]
-        return Rotation(cos=jnp.stack([one.cos for one in each]), sin=jnp.stack([one.sin for one in each]))
-
-    growing = any(rope.depends_on_length for rope in config.ropes)
-    return turns(queries), turns(keys) if growing and cached else None
+    lengths = None
+    if any(rope.depends_on_length for rope in config.ropes):
+        own = capacity is None
+        lengths = segment_lengths(tokens, tokens) if own else jnp.full_like(tokens.position, capacity)
+    each = [rotation(rope, tokens.position, head_dim=config.head_dim, lengths=lengths) for rope in config.ropes]
+    return Rotation(cos=jnp.stack([one.cos for one in each]), sin=jnp.stack([one.sin for one in each]))
 
 
 def _through_cache(
