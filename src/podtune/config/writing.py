@@ -11,9 +11,9 @@ BARE = re.compile(r"[A-Za-z_./~][\w./~+@:-]*(?<!:)", re.ASCII)
 """Text that needs no quotes."""
 
 
-def dump_run(run: Run) -> str:
-    """The run file as resolved: loading it gives an equal Run."""
-    return "\n".join(_mapping(run.model_dump(), "")) + "\n"
+def dump_run(run: Run, *, without_defaults: bool = False) -> str:
+    """The run file as resolved: loading it gives an equal Run. without_defaults: only what differs from them."""
+    return "\n".join(_mapping(run.model_dump(exclude_defaults=without_defaults), "")) + "\n"
 
 
 def _mapping(values: dict[str, Any], indent: str) -> list[str]:

@@ -1,19 +1,19 @@
-"""The small files beside exported weights: config.json and generation_config.json, as transformers 4 and 5 both read them."""
+"""The small files beside exported weights, config.json and generation_config.json, for transformers 4 and 5 alike."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# What transformers' GenerationConfig takes as greedy; any other value needs do_sample, or saving the file is refused later.
+# What transformers takes as greedy; any other value needs do_sample, or GenerationConfig refuses to be saved.
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": None, "typical_p": 1.0}
 
 
 def exported_config(source: Mapping[str, Any], *, dtype: str, eos_ids: Iterable[int]) -> dict[str, Any]:
     """The source's own config.json with what changed: dtype and end ids; quantisation left out.
 
-    The rotary settings are written in both forms, since transformers 4 knows no `rope_parameters`: a model whose config has
-    only those would run there on the default base of 10000, and nothing would say so.
+    The rotary settings are written in both forms, since transformers 4 knows no `rope_parameters`: a model whose config
+    has only those would run there on the default base of 10000, and nothing would say so.
     """
     config = {key: value for key, value in source.items() if key not in ("quantization_config", "_name_or_path")}
     config["dtype"] = config["torch_dtype"] = dtype
@@ -44,7 +44,7 @@ def _older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 def exported_generation_config(
     source: Mapping[str, Any], *, eos_ids: Iterable[int], bos_id: int | None, pad_id: int | None
 ) -> dict[str, Any]:
-    """The source's generation_config.json with every id that ends an answer, and nothing transformers refuses to save."""
+    """The source's generation_config.json with every id that ends an answer, and nothing to be refused later."""
     config = {key: value for key, value in source.items() if value is not None and key != "_from_model_config"}
     config["eos_token_id"] = _one_or_many(eos_ids, before=source.get("eos_token_id"))
     if bos_id is not None:

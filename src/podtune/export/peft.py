@@ -1,7 +1,8 @@
 """LoRA adapters as PEFT keeps them, both ways: written from what was trained, and read back over a base model.
 
-Our pair is base + scale * a b, with a (in…, rank) and b (rank, out…). PEFT holds one pair for each layer: lora_A (rank, in)
-and lora_B (out, rank) of a linear module, lora_embedding_A (rank, vocab) and lora_embedding_B (embed, rank) of an embedding.
+Our pair is base + scale * a b, with a (in…, rank) and b (rank, out…). PEFT holds one pair for each layer: of a linear
+module lora_A (rank, in) and lora_B (out, rank), of an embedding lora_embedding_A (rank, vocab) and lora_embedding_B
+(embed, rank).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
@@ -181,7 +182,7 @@ def load_adapter(model: Model, weights: Any, folder: Path) -> Any:
                 )
             halves[place.part] = value
         placed = {part: _put(halves[part], getattr(described, part), array) for part in ("a", "b")}
-        return LoRA(base=array, **placed, scale=described.scale)
+        return LoRA(base=array, a=placed["a"], b=placed["b"], scale=described.scale)
 
     description = attach(model.describe(), settings)
     adapted = map_named(one, weights, description, is_leaf=lambda leaf: is_weight(leaf) or is_param(leaf))
@@ -245,7 +246,7 @@ def _read(array: jax.Array, layer: int | None, shape: tuple[int, int], place: _P
 
 def _put(value: np.ndarray, described: Param, base: jax.Array) -> jax.Array:
     """On the devices of the base, split as the description says."""
-    if isinstance(base.sharding, NamedSharding):
+    if isinstance(base.sharding, NamedSharding) and isinstance(base.sharding.mesh, Mesh):
         return jax.device_put(value, sharding_for(base.sharding.mesh, described.axes, described.shape))
     return jax.device_put(value, base.sharding)
 

@@ -38,14 +38,14 @@ class Generator:
     def __init__(
         self,
         model: Any,
-        weights: Decoder[Any],
+        weights: Any,
         tokenizer: Any,
         *,
         compute_dtype: DTypeLike = jnp.float32,
         mesh: Mesh | None = None,
     ) -> None:
         self.config: DecoderConfig = model.config
-        self.weights = weights
+        self.weights: Any = weights
         self.tokenizer = tokenizer
         self.compute_dtype = jnp.dtype(compute_dtype)
         self.mesh = mesh
@@ -129,8 +129,8 @@ class Generator:
         context = self.config.context_length
         if len(prompt_ids) + max_new_tokens > context:
             raise UserError(
-                f"The prompt has {len(prompt_ids):,} tokens and max_new_tokens={max_new_tokens:,}, together more than the "
-                f"model's context of {context:,}. Use at most {max(context - len(prompt_ids), 0):,} new tokens, "
+                f"The prompt has {len(prompt_ids):,} tokens and max_new_tokens={max_new_tokens:,}, together more than "
+                f"the model's context of {context:,}. Use at most {max(context - len(prompt_ids), 0):,} new tokens, "
                 "or a shorter prompt."
             )
 

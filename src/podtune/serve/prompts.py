@@ -1,4 +1,4 @@
-"""Prompts as ids: a chat through the tokenizer's own template, or plain text. Used by `generate`, chat and the samples."""
+"""Prompts as ids: a chat through the tokenizer's own template, or plain text. Used by `generate`, chat and samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens into text as they come, cut only between whole characters. Used by `generate`, and so by chat and the samples."""
+"""Tokens into text as they come, cut only between whole characters. Used by `generate`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _BROKEN = "�"
 class TextStream:
     """Turns ids into text piece by piece: the pieces joined are the text of all ids together.
 
-    A token may end in the middle of a character (UTF-8 bytes of byte-level vocabularies), so what decodes to an unfinished
-    character waits for the next tokens. Decoding starts a little before the new tokens, for vocabularies in which a
-    token's leading space depends on what stands before it.
+    A token may end in the middle of a character (UTF-8 bytes of byte-level vocabularies), so what decodes to an
+    unfinished character waits for the next tokens. Decoding starts a little before the new tokens, for vocabularies in
+    which a token's leading space depends on what stands before it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

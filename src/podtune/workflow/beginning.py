@@ -117,9 +117,7 @@ def row_tokens(work: Work) -> int:
     """data.max_length, or 2048, or the model's context where that is less."""
     context, asked = work.model.config.context_length, work.run.data.max_length
     if asked is not None and asked > context:
-        raise UserError(
-            f"data.max_length={asked:,} is more than the model's context of {context:,} tokens. Use at most {context:,}."
-        )
+        raise UserError(f"data.max_length={asked:,} is more than the model's context. Use at most {context:,}.")
     return asked or min(DEFAULT_ROW_TOKENS, context)
 
 

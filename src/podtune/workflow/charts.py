@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -47,7 +47,8 @@ def line_chart(series: Sequence[Series], *, label: str, x_label: str = "step") -
         _, y = place((x_low, value))
         grid.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
         grid.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{number(value)}</text>')
-    for value in ticks(x_low, x_high, at_most=8):
+    steps = [round(value) for value in ticks(x_low, x_high, at_most=8)]
+    for value in dict.fromkeys(step for step in steps if x_low <= step <= x_high):
         x, _ = place((value, y_low))
         grid.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 14}" text-anchor="middle">{number(value)}</text>')
     grid.append(
@@ -66,8 +67,7 @@ def line_chart(series: Sequence[Series], *, label: str, x_label: str = "step") -
     )
 
 
-def _line(series: Series, place: object) -> str:
-    assert callable(place)
+def _line(series: Series, place: Callable[[Point], Point]) -> str:
     pieces: list[list[tuple[float, float]]] = [[]]
     for point in series.points:
         if _is_finite(point):

@@ -105,8 +105,8 @@ def _loading(work: Work, place: Place) -> str:
         )
         if work.files.gguf is not None:
             parts.append(
-                f"The base is a GGUF file, which transformers cannot put an adapter on. `podtune export {base} --to base` "
-                'writes it as a folder to use in its place: `from_pretrained("base")`.'
+                f"The base is a GGUF file. `podtune export {base} --to base` writes it as a folder, to be named here in "
+                "its place."
             )
     if place == "output":
         parts.append("`podtune chat .` talks to it.")
@@ -116,4 +116,4 @@ def _loading(work: Work, place: Place) -> str:
 def _settings(work: Work, record: dict[str, Any]) -> str:
     steps = record.get("results", {}).get("steps")
     said = f" ({steps} steps)" if steps else ""
-    return f"## Settings{said}\n\n```yaml\n{dump_run(work.run).strip()}\n```"
+    return f"## Settings{said}\n\n```yaml\n{dump_run(work.run, without_defaults=True).strip()}\n```"

@@ -87,7 +87,7 @@ def open_output(path: Path) -> OutputFolder:
 
 
 def check_usable(run: Run, *, fresh: bool = False) -> None:
-    """Refuses, before anything is done, an output folder that holds something else, another run, or cannot be written."""
+    """Refuses, before anything is done, an output folder that holds something else or another run, or is read-only."""
     path = Path(run.output.path)
     if "://" in run.output.path:
         return
@@ -162,7 +162,7 @@ def _refuse_another_run(path: Path, run: Run) -> None:
     changed = differences(load_run(path / "run.yaml"), run)
     if changed:
         raise UserError(
-            f"output: {path} holds a run with other settings, which would not be resumed but mixed up with this one:\n  "
+            f"output: {path} holds a run with other settings, and this one cannot go on from it:\n  "
             + "\n  ".join(changed)
             + "\nName another folder, or start anew with --fresh."
         )

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, in light and dark. Written by the workflow's last stage."""
+"""The report of a run: one HTML file that needs nothing else, in light and dark. Used by the workflow's last stage."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 CURVES = {
     "learning_rate": "Learning rate",
     "tokens_per_second": "Tokens per second",
-    "gradient_norm": "Gradient norm",
+    "grad_norm": "Gradient norm",
     "data_wait": "Waiting for data (share of the step)",
 }
 

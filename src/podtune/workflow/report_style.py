@@ -6,8 +6,8 @@ STYLE = """
 @media (prefers-color-scheme:dark){:root{--paper:#14171b;--card:#1c2026;--ink:#e6e8eb;--soft:#98a1ad;--rule:#2e343c;
 --main:#6aa8ff;--second:#f0925f;--good:#5cc98f;--code:#171a1f}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
--webkit-text-size-adjust:100%}
+body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,
+sans-serif;-webkit-text-size-adjust:100%}
 main{max-width:1080px;margin:0 auto;padding:40px 24px 64px}
 header h1{font-size:28px;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em;overflow-wrap:anywhere}
 header p{margin:0 0 24px;color:var(--soft);font-size:16px}
@@ -74,7 +74,8 @@ for (const svg of document.querySelectorAll('svg.chart')) {
     tip.textContent = 'step ' + short(at[2]) + found.map(
       ([name, point]) => ' \\u00b7 ' + (found.length > 1 ? name + ' ' : '') + short(point[3])).join('');
     tip.hidden = false;
-    const half = tip.offsetWidth / 2 + 6, left = box.left - figure.getBoundingClientRect().left + at[0] / width * box.width;
+    const half = tip.offsetWidth / 2 + 6, edge = figure.getBoundingClientRect().left;
+    const left = box.left - edge + at[0] / width * box.width;
     tip.style.left = Math.min(Math.max(left, half), figure.clientWidth - half) + 'px';
     tip.style.top = '34px';
   });

@@ -59,7 +59,7 @@ def answer_all(generator: Generator, prompts: Sequence[Prompt], *, max_new_token
 
 
 def record_answers(path: Path, prompts: Sequence[Prompt], answers: Sequence[str], *, moment: str, step: int) -> None:
-    """Puts the answers of a moment into samples.jsonl, in the place of those it had of that moment or of later steps."""
+    """Puts the answers of a moment into samples.jsonl, in the place of those of that moment or of later steps."""
     kept = [row for row in read_metrics(path) if row["moment"] != moment and row["step"] <= step]
     rows = kept + [
         {"moment": moment, "step": step, "prompt": one.text, "answer": answer, "expected": one.expected}

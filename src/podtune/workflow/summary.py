@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from podtune.config.loading import dump_run
@@ -32,7 +33,7 @@ def make_report(
         training=_training(work, results, model),
         environment=_environment(work),
         configuration=dump_run(work.run),
-        footer=f"Written by podtune {version}. Data {work.prepared.fingerprint[:16]}, model {work.files.fingerprint[:16]}.",
+        footer=f"podtune {version}; data {work.prepared.fingerprint[:16]}, model {work.files.fingerprint[:16]}",
     )
 
 
@@ -40,7 +41,12 @@ def _summary(work: Work, results: Mapping[str, Any]) -> str:
     lora = work.run.method.lora
     method = f"LoRA of rank {lora.rank}" if lora else "full fine-tuning"
     epochs = results.get("steps", 0) and f" in {results['steps']} steps"
-    return f"{work.run.model.source}, {method} on {work.prepared.train.examples:,} examples{epochs or ''}"
+    return f"{short_source(work.run.model.source)}, {method} on {work.prepared.train.examples:,} examples{epochs or ''}"
+
+
+def short_source(source: str) -> str:
+    """A model's name without the folders it lies in; Hub ids as they are."""
+    return Path(source).name if source.startswith(("/", "~", ".")) else source
 
 
 def _figures(
@@ -78,8 +84,8 @@ def _data(work: Work) -> list[tuple[str, str]]:
         rows.append(
             (
                 split.name,
-                f"{split.examples:,} examples in {split.rows:,} rows of {split.row_tokens:,} tokens ({split.efficiency:.1%} "
-                f"filled); {split.tokens:,} tokens, {split.trained_tokens:,} of them trained on ({share:.0%})",
+                f"{split.examples:,} examples in {split.rows:,} rows of {split.row_tokens:,} tokens "
+                f"({split.efficiency:.1%} filled); {split.tokens:,} tokens, {split.trained_tokens:,} of them trained on ({share:.0%})",
             )
         )
     rows.append(("longest example", f"{work.prepared.report.longest:,} tokens"))

@@ -1,0 +1,28 @@
+"""`podtune export`: write what a run has trained, from its checkpoint; or any model as a Hugging Face folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from podtune.cli.run import Quiet
+
+
+def export(
+    source: Annotated[str, typer.Argument(help="A run's output folder; or, with --to, any model.", show_default=False)],
+    to: Annotated[Path | None, typer.Option(help="Where to write a model that is not a run's.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; otherwise as the run file says.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Export a run again, with nothing asked twice: rank, alpha and the rest are what was trained."""
+    from podtune.workflow.afterwards import convert_model, export_run
+    from podtune.workflow.console import make_console
+    from podtune.workflow.output import open_output
+
+    console = make_console(quiet=quiet)
+    if to is not None:
+        convert_model(source, to, console, dtype=dtype)
+    else:
+        export_run(open_output(Path(source)), console, dtype=dtype)

@@ -1,0 +1,127 @@
+"""What is done with a run after it has trained: `podtune export` and `podtune eval`, with nothing asked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from podtune.config.errors import UserError
+from podtune.config.schema import Run
+from podtune.workflow import beginning, finishing, training
+from podtune.workflow.output import OutputFolder, claimed, is_output_folder, open_output
+from podtune.workflow.work import Work
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def export_run(output: OutputFolder, console: Console, *, dtype: str | None = None) -> None:
+    """Exports the run's checkpoint once more, checks it, and writes report and model card anew."""
+    run = _with_dtype(output.load_run(), dtype)
+    run = run.model_copy(update={"output": run.output.model_copy(update={"path": str(output.path)})})
+    with claimed(run) as output:
+        work = Work(run, console, output)
+        beginning.open_model(work)
+        beginning.prepare_data(work)
+        beginning.choose_devices(work)
+        beginning.load_model(work)
+        restore(work)
+        work.merged_too = run.export.merged or bool(_warnings(work))
+        finishing.export_model(work)
+        finishing.check_exported(work)
+        finishing.write_report(work)
+        output.reach("finished")
+
+
+def convert_model(source: str, to: Path, console: Console, *, dtype: str | None = None) -> None:
+    """Any model that podtune reads, its adapter merged, as a Hugging Face folder."""
+    from podtune.export.huggingface import write_model
+    from podtune.hub.telling import readable_bytes
+    from podtune.parallel.devices import choose_platform
+    from podtune.serve.loading import load_for_serving, whole_mesh
+
+    _check_dtype(dtype)
+    if is_output_folder(Path(source)):
+        raise UserError(f"{source} is a run's output: `podtune export {source}` writes into it, without --to.")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(f"--to {to} already holds something. Name a folder that does not exist yet.")
+    choose_platform()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    loaded = load_for_serving(source, mesh=whole_mesh(), say=say)
+    stated = loaded.files.config.get("dtype") or loaded.files.config.get("torch_dtype")
+    written = write_model(
+        to,
+        loaded.model,
+        loaded.weights,
+        loaded.tokenizer,
+        dtype=dtype or (stated if stated in DTYPES else "float32"),
+        generation_config=loaded.files.generation_config,
+    )
+    say(f"exported {to}: {written.tensors} tensors, {readable_bytes(written.bytes)}, {written.dtype}")
+
+
+def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
+    """Held-out loss and perplexity, and answers to the run's prompts, of its checkpoint or of the untrained model."""
+    from podtune.train.evaluation import evaluate
+    from podtune.train.feed import loader_for
+    from podtune.train.geometry import plan_geometry
+    from podtune.train.program import make_program
+    from podtune.workflow.samples import answer_all
+
+    output = open_output(Path(run.output.path)) if is_output_folder(Path(run.output.path)) else None
+    work = Work(run, console, output or OutputFolder(Path(run.output.path)))
+    beginning.open_model(work)
+    beginning.prepare_data(work)
+    split = work.prepared.validation
+    if split is None:
+        raise UserError("data.validation: no rows are held out to evaluate on. Name some, or a fraction of the rows.")
+    beginning.choose_devices(work)
+    beginning.load_model(work)
+    trained = output is not None and output.checkpoints.is_dir() and any(output.checkpoints.iterdir())
+    step = restore(work) if trained else 0
+    geometry = plan_geometry(run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
+    training.choose_samples(work)
+    work.generator.weights = work.weights
+    answers = answer_all(work.generator, work.prompts, max_new_tokens=run.eval.max_new_tokens) if work.prompts else []
+    program, trainable = make_program(
+        run, work.model, work.description, weights=work.weights, mesh=work.mesh, geometry=geometry
+    )
+    loader = loader_for(split, work.mesh, seed=run.seed, batch_rows=geometry.micro_rows, once=True)
+    seen = evaluate(program.eval_step, trainable, program.frozen, loader, work.mesh)
+    for prompt, said in zip(work.prompts, answers, strict=True):
+        work.say(f"        Q: {prompt.text}\n   answer: {said}")
+        if prompt.expected:
+            work.say(f" expected: {prompt.expected}")
+        work.say("")
+    which = f"step {step} of {run.output.path}" if trained else f"{run.model.source}, untrained"
+    work.say(f"{which}: held-out loss {seen.loss:.4f}, perplexity {seen.perplexity:.2f} on {seen.tokens:,} tokens")
+    return {"step": step, "loss": seen.loss, "perplexity": seen.perplexity, "tokens": seen.tokens}
+
+
+def restore(work: Work) -> int:
+    """Puts what the run has trained in the place of the fresh weights; returns the step it is from."""
+    from podtune.train.restore import restore_weights
+
+    work.weights, step = restore_weights(work.run, work.description, work.weights, mesh=work.mesh)
+    work.say(f"weights of step {step} of {work.output.path}")
+    return step
+
+
+def _warnings(work: Work) -> tuple[str, ...]:
+    from podtune.export.peft import serving_warnings
+
+    return serving_warnings(work.model, work.description) if work.run.exports_adapter else ()
+
+
+def _with_dtype(run: Run, dtype: str | None) -> Run:
+    _check_dtype(dtype)
+    return run if dtype is None else run.model_copy(update={"export": run.export.model_copy(update={"dtype": dtype})})
+
+
+def _check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}.")
