@@ -19,15 +19,15 @@ def rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | Non
     """The `rope_scaling` of config.json, or None. `config` gives head_dim, rope_theta and max_position_embeddings."""
     rope = f"{file.metadata['general.architecture']}.rope"
     prefix = f"{rope}.scaling"
-    kind = file.metadata.get(f"{prefix}.type", "none")
+    # Files older than the `scaling` keys hold a linear factor alone, or nothing.
+    kind = file.metadata.get(f"{prefix}.type", "linear")
     if FREQUENCY_FACTORS in file.tensors:
         tensor = file.tensors[FREQUENCY_FACTORS]
         factors = file.raw(tensor).view(BLOCKS[tensor.kind].dtype).astype(np.float64)
         return _llama3_scaling(file, factors, theta=config["rope_theta"], head_dim=config["head_dim"])
-    # Files older than the `scaling` keys hold the linear factor alone.
     factor = _number(file, f"{prefix}.factor", file.metadata.get(f"{rope}.scale_linear", 0.0))
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return {"rope_type": "linear", "factor": factor} if factor not in (0.0, 1.0) else None
+        return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":

@@ -51,7 +51,8 @@ class SafetensorsStore:
         (info, offset), view = self._tensors[name]
         count = info.bytes // info.dtype.itemsize
         whole = np.frombuffer(view, np.uint8, count=info.bytes, offset=offset) if count else np.empty(0, np.uint8)
-        return whole.view(info.dtype).reshape(info.shape)[resolved_index(info.shape, index)]
+        # The ellipsis keeps a scalar an array.
+        return whole.view(info.dtype).reshape(info.shape)[(*resolved_index(info.shape, index), ...)]
 
 
 def weight_files(folder: Path) -> dict[str, str]:

@@ -1,0 +1,101 @@
+"""What a model source may be, and how a wrong one is told."""
+
+import json
+
+import numpy as np
+import pytest
+from gguf_files import hugging_face_weights, llama_tensors, write_gguf
+from safetensors.numpy import save
+
+from podtune.config.errors import UserError
+from podtune.hub.sources import content_fingerprint, resolve_model
+from podtune.hub.tensors import resolved_index
+
+
+def model_folder(path, seed=0):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    values = np.random.default_rng(seed).normal(size=(50, 50)).astype(np.float32)
+    (path / "model.safetensors").write_bytes(save({"a": values}))
+    return path
+
+
+def test_a_folder_is_opened(tmp_path):
+    files = resolve_model(str(model_folder(tmp_path / "model")))
+    assert files.config == {"model_type": "llama"}
+    assert files.generation_config == {}
+    assert list(files.tensors().names()) == ["a"]
+    assert files.read_text("absent.txt") is None
+
+
+def test_an_existing_folder_comes_before_a_hub_id_of_the_same_spelling(tmp_path, monkeypatch):
+    (tmp_path / "owner").mkdir()
+    model_folder(tmp_path / "owner" / "name")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("owner/name").folder is not None
+
+
+@pytest.mark.parametrize("source", ["./owner/name", "../x", "/nowhere/model", "~/no-such-model", "models/", "."])
+def test_a_missing_path_is_never_looked_for_on_the_hub(source, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"no such directory|has no config\.json"):
+        resolve_model(source)
+
+
+def test_a_missing_gguf_is_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"absent\.gguf: no such file"):
+        resolve_model(str(tmp_path / "absent.gguf"))
+
+
+def test_what_is_no_source_at_all_is_told_the_forms(tmp_path):
+    with pytest.raises(UserError, match=r"'a b/c/d' is not a Hub id .*a folder, a \.gguf file"):
+        resolve_model("a b/c/d")
+
+
+def test_a_single_safetensors_file_is_told_to_be_a_folder(tmp_path):
+    path = model_folder(tmp_path / "model") / "model.safetensors"
+    with pytest.raises(UserError, match=r"is a file but not a \.gguf.*the folder that also holds config\.json"):
+        resolve_model(str(path))
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_damaged_config_is_named(tmp_path, content):
+    folder = model_folder(tmp_path / "model")
+    (folder / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json: (is not JSON|holds a list)"):
+        resolve_model(str(folder))
+
+
+def test_the_fingerprint_follows_the_content_and_not_the_place(tmp_path):
+    first = resolve_model(str(model_folder(tmp_path / "a")))
+    same = resolve_model(str(model_folder(tmp_path / "b")))
+    other = resolve_model(str(model_folder(tmp_path / "c", seed=1)))
+    assert first.fingerprint == same.fingerprint != other.fingerprint
+    one = resolve_model(str(write_gguf(tmp_path / "m.gguf", llama_tensors(hugging_face_weights()))))
+    two = resolve_model(str(write_gguf(tmp_path / "m.gguf", llama_tensors(hugging_face_weights(seed=1)))))
+    assert one.fingerprint != two.fingerprint
+
+
+def test_the_fingerprint_of_a_large_file_sees_its_ends_and_size(tmp_path):
+    path = tmp_path / "large"
+    content = bytearray(5_000_000)
+    path.write_bytes(content)
+    seen = {content_fingerprint([path])}
+    for place in (0, len(content) - 1):
+        content[place] ^= 1
+        path.write_bytes(content)
+        seen.add(content_fingerprint([path]))
+    path.write_bytes(bytes(5_000_001))
+    seen.add(content_fingerprint([path]))
+    assert len(seen) == 4
+
+
+def test_an_index_is_completed_and_checked():
+    assert resolved_index((4, 6), (slice(1, None),)) == (slice(1, 4), slice(0, 6))
+    assert resolved_index((4,), (slice(3, 1),)) == (slice(3, 3),)
+    with pytest.raises(ValueError, match="has a step"):
+        resolved_index((4,), (slice(None, None, 2),))
+    with pytest.raises(ValueError, match="more axes"):
+        resolved_index((4,), (slice(1), slice(1)))
