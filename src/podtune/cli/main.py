@@ -33,7 +33,6 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "init": Command("podtune.cli.init:init", "Look at the data and write a run file of four lines for it."),
-    "init": Command("podtune.cli.init:init", "Look at a data file and write the four lines that train on it."),
     "check": Command("podtune.cli.check:check", "Check a run file and its data; say everything that is wrong."),
     "inspect": Command("podtune.cli.inspect:inspect", "Show rows as tokens, coloured by what is trained."),
     "prepare": Command("podtune.cli.prepare:prepare", "Tokenise and pack the data into TFRecord files."),
