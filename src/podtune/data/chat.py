@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Bool
 
 from podtune.config.rows import TrainOn
-from podtune.data.masks import Offsets, mask_spans
 from podtune.data.rows import Completion, Conversation, Example, Message, Refused, RefusedKind, Row, Text, Tokens
 from podtune.data.templates import ChatTemplate, TemplateRefusal, template_messages
+from podtune.data.tokenise import Encoded, TextEncoder
 from podtune.data.turns import CONTENT, FIRST_TOOL_NAME, REASONING, LostTurn, Span, TurnFinder, Turns
 from podtune.hub.tokenizer import Tokenizer
 
@@ -139,6 +139,7 @@ class _Encoder:
         self.eos_id = tokenizer.eos_id
         self.template = ChatTemplate(tokenizer)
         self.finder = TurnFinder(self.template)
+        self.texts = TextEncoder(self.inner)
         self.vocabulary = len(self.inner)
 
     def draft_chat(
@@ -252,53 +253,32 @@ class _Encoder:
                     sound.append((index, draft))
             if not sound:
                 continue
-            encodings = self._encode([draft.text for _, draft in sound], special=not chat)
-            for (index, draft), encoding in zip(sound, encodings, strict=True):
-                done[index] = self._finish_chat(rows[index], draft, encoding) if chat else self._finish_plain(
-                    rows[index], draft, encoding
-                )  # fmt: skip
+            encodings = self.texts.encode([draft.text for _, draft in sound], special=not chat)
+            for (index, draft), encoded in zip(sound, encodings, strict=True):
+                finish = self._finish_chat if chat else self._finish_plain
+                done[index] = finish(rows[index], draft, encoded)
         return cast(list[Example | Refused], done)
 
-    def _encode(self, texts: list[str], *, special: bool) -> list[Any]:
-        """As the tokenizer encodes without padding, without truncation, and with control tokens read as such."""
-        backend = self.inner.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = False
-        return backend.encode_batch(texts, add_special_tokens=special)
+    def _finish_chat(self, row: Row, draft: _Draft, encoded: Encoded) -> Example | Refused:
+        trained = ~encoded.mask(draft.but) if draft.trained is None else encoded.mask(draft.trained)
+        return _example(row, encoded.ids, trained, draft.notes)
 
-    def _finish_chat(self, row: Row, draft: _Draft, encoding: Any) -> Example | Refused:
-        ids = np.array(encoding.ids, np.int32)
-        if draft.trained is None and not draft.but:
-            return _example(row, ids, np.ones(len(ids), np.bool_), draft.notes)
-        offsets = cast(Offsets, encoding.offsets)
-        if draft.trained is None:
-            trained = ~mask_spans(draft.but, offsets, len(ids))
-        else:
-            trained = mask_spans(draft.trained, offsets, len(ids))
-        return _example(row, ids, trained, draft.notes)
-
-    def _finish_plain(self, row: Row, draft: _Draft, encoding: Any) -> Example | Refused:
-        ids = cast(list[int], encoding.ids)
-        notes = draft.notes
-        whole = draft.trained is None
-        trained = np.ones(len(ids) + 1, np.bool_)
-        if not whole:
-            offsets = cast(list[tuple[int, int]], encoding.offsets)
-            held = len(offsets)
-            while held > 1 and offsets[held - 1] == (0, 0):  # special tokens that the tokenizer puts at the end
-                held -= 1
-            del offsets[held:]
-            trained[: len(ids)] = mask_spans(cast(Sequence[Span], draft.trained), offsets, len(ids))
-            if any(start < draft.border < end for start, end in offsets):
-                notes = (*notes, "border")
+    def _finish_plain(self, row: Row, draft: _Draft, encoded: Encoded) -> Example | Refused:
+        """With what the tokenizer puts round a text, and the end of the text where that does not hold it."""
+        before, after, notes = self.texts.special_prefix, self.texts.special_suffix, draft.notes
         if self.eos_id is None:
             notes = (*notes, "no_end_of_text")
-        elif not ids or ids[-1] != self.eos_id:
-            ids = [*ids, self.eos_id]
-        if self.eos_id is not None:
-            trained[len(ids) - 1] = True
-        return _example(row, np.array(ids, np.int32), trained[: len(ids)], notes)
+        elif not after or after[-1] != self.eos_id:
+            ends_itself = not after and len(encoded.ids) and encoded.ids[-1] == self.eos_id
+            after = after if ends_itself else [*after, self.eos_id]
+        if draft.border >= 0 and encoded.straddles(draft.border):
+            notes = (*notes, "border")
+        ids = np.concatenate([np.array(before, np.int32), encoded.ids, np.array(after, np.int32)])
+        trained = np.ones(len(ids), np.bool_)
+        if draft.trained is not None:
+            trained[: len(before)] = False
+            trained[len(before) : len(ids) - len(after)] = encoded.mask(draft.trained)
+        return _example(row, ids, trained, notes)
 
 
 def _example(row: Row, ids: np.ndarray, trained: Bool[np.ndarray, "n"], notes: tuple[str, ...]) -> Example | Refused:

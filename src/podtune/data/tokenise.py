@@ -1,0 +1,276 @@
+"""Texts to ids, quickly: exactly what the tokenizer gives, and which ids a span of characters touches. Used by chat.
+
+The tokenizers library works through every word anew. Where a tokenizer is byte-level BPE (GPT-2, Llama 3, Qwen), a text
+is split by the tokenizer's own pattern and each word's ids are looked up; a word that is new goes through the
+tokenizer's own model. The pattern is run here by another regular expression engine, so a text is taken this way only
+when all its characters are of kinds that every version of Unicode agrees on; all others go through the library. Tests
+hold the two equal on genuine tokenizers, and one text in CHECK_EVERY is tokenised both ways while data is prepared.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+import regex
+from jaxtyping import Bool, Int32, Int64
+
+from podtune.config.errors import RunFailure
+from podtune.data.masks import mask_spans
+
+CHECK_EVERY = 64
+MAX_WORDS = 1 << 20
+
+# What ByteLevel splits by when it brings its own pattern (tokenizers, pre_tokenizers/byte_level.rs).
+_BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# The same behind Digits: a digit stands alone, and ends white space as the end of a text does.
+_DIGITS_BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+_DIGITS_THEN_BYTE_LEVEL = [("Digits", True, None), ("ByteLevel", None, True)]
+_ASCII_CLASSES = {
+    "L": "a-zA-Z",
+    "Lu": "A-Z",
+    "Ll": "a-z",
+    "Lt": "",
+    "Lm": "",
+    "Lo": "",
+    "M": "",
+    "N": "0-9",
+    "Nd": "0-9",
+}
+# Letters, digits, white space and signs that have been what they are since Unicode 3: Latin, Greek, Cyrillic, kana, Han
+# and Hangul letters; quotes, dashes and other signs; emoji, which are neither letter nor number nor space to anyone.
+_UNSETTLED = re.compile(
+    "[^\t\n\r -~¡£§«°±·»¿À-ſ\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9ЁА-яё\u2010-\u2015‘-‟†-•…€™←-↓\u200d\ufe0f"
+    "、。「」ぁ-ゖァ-ヺ一-龥가-힣！，．：？｜▁\U0001f300-\U0001f64f\U0001f680-\U0001f6ff\U0001f900-\U0001f9ff]|ſ"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The ids of a text. ends: where each token ends in the UTF-8 bytes of the text; None where only the library's
+    offsets, in characters, tell (tokenizers that are not byte-level)."""
+
+    text: str
+    ids: Int32[np.ndarray, "n"]
+    ends: Int64[np.ndarray, "n"] | None
+    offsets: Sequence[tuple[int, int]] = ()
+
+    def mask(self, spans: Sequence[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
+        """The tokens that hold a character of any span of characters (or a part of one)."""
+        if self.ends is None:
+            return mask_spans(spans, self.offsets, len(self.ids))
+        mask = np.zeros(len(self.ids), np.bool_)
+        ascii_only = self.text.isascii()
+        for start, end in spans:
+            if end > start:
+                first, last = (start, end) if ascii_only else (len(self.text[:at].encode()) for at in (start, end))
+                from_token = int(self.ends.searchsorted(first, "right"))
+                mask[from_token : int(self.ends.searchsorted(last, "left")) + 1] = True
+        return mask
+
+    def straddles(self, at: int) -> bool:
+        """Whether a token holds the characters on both sides of a place."""
+        if self.ends is None:
+            return any(start < at < end for start, end in self.offsets)
+        place = len(self.text[:at].encode())
+        return 0 < place < len(self.text.encode()) and place not in self.ends
+
+
+class TextEncoder:
+    """Encodes texts with the ids of one tokenizer. inner: transformers' fast tokenizer."""
+
+    def __init__(self, inner: Any) -> None:
+        self.backend: Any = inner.backend_tokenizer
+        self.byte_lengths = _byte_lengths(self.backend)
+        self._words = _Words.of(self.backend) if self.byte_lengths is not None else None
+        with_special, without = (self._library(["a"], special=special)[0].ids for special in (True, False))
+        places = [at for at in range(len(with_special)) if with_special[at : at + len(without)] == without]
+        self.special_prefix: list[int] = with_special[: places[0]] if places else []
+        self.special_suffix: list[int] = with_special[places[0] + len(without) :] if places else []
+        if not places:
+            self._words = self.byte_lengths = None
+        self._seen = 0
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[Encoded]:
+        """The ids of each text. special: with the BOS or EOS that the tokenizer puts round a text; `ends` and `offsets`
+        are of the text alone, and so is the mask: see around()."""
+        done: list[Encoded | None] = [None] * len(texts)
+        checked: list[int] = []
+        for at, text in enumerate(texts):
+            done[at] = self._from_words(text)
+            if done[at] is not None:
+                checked += [at] if self._seen % CHECK_EVERY == 0 else []
+                self._seen += 1
+        rest = [at for at, encoded in enumerate(done) if encoded is None]
+        for at, encoding in zip(rest, self._library([texts[at] for at in rest], special=False), strict=True):
+            done[at] = self._from_library(texts[at], encoding)
+        for at, encoding in zip(checked, self._library([texts[at] for at in checked], special=False), strict=True):
+            if encoding.ids != cast(Encoded, done[at]).ids.tolist():
+                raise RunFailure(
+                    f"podtune splits a text otherwise than its tokenizer does ({texts[at][:80]!r}...). This is a fault "
+                    "of podtune: please report it with the name of the model."
+                )
+        return [cast(Encoded, encoded) for encoded in done]
+
+    def _library(self, texts: Sequence[str], *, special: bool) -> list[Any]:
+        """As the library encodes without padding, without truncation, and with control tokens read as such."""
+        if not texts:
+            return []
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = False
+        encode = self.backend.encode_batch if self.byte_lengths is None else self.backend.encode_batch_fast
+        return encode(list(texts), add_special_tokens=special)
+
+    def _from_library(self, text: str, encoding: Any) -> Encoded:
+        ids = np.array(encoding.ids, np.int32)
+        if (ends := self._ends(text, ids)) is not None:
+            return Encoded(text, ids, ends)
+        if self.byte_lengths is not None:  # a normaliser has changed the text: only offsets tell
+            encoding = self.backend.encode(text, add_special_tokens=False)
+        return Encoded(text, ids, None, encoding.offsets)
+
+    def _from_words(self, text: str) -> Encoded | None:
+        if self._words is None or _UNSETTLED.search(text) or not unicodedata.is_normalized("NFC", text):
+            return None
+        ids = self._words.ids(text)
+        ends = self._ends(text, ids)
+        return None if ends is None else Encoded(text, ids, ends)
+
+    def _ends(self, text: str, ids: Int32[np.ndarray, "n"]) -> Int64[np.ndarray, "n"] | None:
+        """Where tokens end, by their lengths; None when these do not add up to the text."""
+        if self.byte_lengths is None:
+            return None
+        ends: Int64[np.ndarray, "n"] = np.cumsum(self.byte_lengths[ids])
+        total = int(ends[-1]) if len(ends) else 0
+        return ends if total == (len(text) if text.isascii() else len(text.encode())) else None
+
+
+class _Words(dict[str, tuple[int, ...]]):
+    """The ids of words seen, and how a text is split into words."""
+
+    def __init__(self, backend: Any, patterns: Sequence[str]) -> None:
+        super().__init__()
+        self._model = backend.model
+        self._splits: list[Any] = [regex.compile(pattern) for pattern in patterns]
+        ascii_only = [ascii_pattern(pattern) for pattern in patterns]
+        self._ascii_splits: list[Any] = (
+            self._splits if None in ascii_only else [re.compile(cast(str, p)) for p in ascii_only]
+        )
+        self._letters = _byte_letters()
+        added = {token.content: number for number, token in backend.get_added_tokens_decoder().items()}
+        self._added = added
+        longest_first = sorted(added, key=len, reverse=True)
+        self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
+
+    @classmethod
+    def of(cls, backend: Any) -> "_Words | None":
+        """None for tokenizers that have more to them than words looked up."""
+        patterns = _word_patterns(backend)
+        flags = ("single_word", "lstrip", "rstrip")
+        added = backend.get_added_tokens_decoder().values()
+        plain = all(not any(getattr(token, flag) for flag in flags) for token in added)
+        model = backend.model
+        whole = type(model).__name__ == "BPE" and not model.dropout and not model.byte_fallback
+        affixes = model.continuing_subword_prefix or model.end_of_word_suffix if whole else True
+        one_kind = len({token.normalized for token in added}) <= 1
+        return cls(backend, patterns) if patterns and plain and whole and not affixes and one_kind else None
+
+    def ids(self, text: str) -> Int32[np.ndarray, "n"]:
+        if len(self) > MAX_WORDS:
+            self.clear()
+        found: list[tuple[int, ...]] = []
+        pieces = self._control.split(text) if self._control else [text]
+        first, *others = self._ascii_splits if text.isascii() else self._splits
+        for at, piece in enumerate(pieces):
+            if at % 2:
+                found.append((self._added[piece],))
+            elif piece:
+                words: list[str] = first.findall(piece)
+                for split in others:
+                    words = list(chain.from_iterable(map(split.findall, words)))
+                found += map(self.__getitem__, words)
+        return np.fromiter(chain.from_iterable(found), np.int32)
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        letters = "".join([self._letters[byte] for byte in word.encode()])
+        ids = self[word] = tuple(token.id for token in self._model.tokenize(letters))
+        return ids
+
+
+def ascii_pattern(pattern: str) -> str | None:
+    """The pattern for texts of ASCII alone, in the language of `re`, which is several times as fast as `regex`; None
+    where it names classes that are not known here."""
+    out: list[str] = []
+    within = False
+    at = 0
+    while at < len(pattern):
+        if (found := re.compile(r"\\([pP])\{(\w+)\}").match(pattern, at)) is not None:
+            letters = _ASCII_CLASSES.get(found[2])
+            if letters is None or (within and found[1] == "P"):
+                return None
+            outside = f"[^{letters}]" if found[1] == "P" else f"[{letters}]" if letters else "(?!)"
+            out.append(letters if within else outside)
+            at = found.end()
+            continue
+        step = 2 if pattern[at] == "\\" else 1
+        out.append(pattern[at : at + step])
+        within = pattern[at] == "[" or (within and pattern[at] != "]")
+        at += step
+    return "".join(out)
+
+
+def _word_patterns(backend: Any) -> list[str] | None:
+    """The patterns whose matches, one after the other, are the words; None for a tokenizer that splits otherwise.
+    Every pattern must match all of a text, which the lengths of the tokens bear out."""
+    normalizer = None if backend.normalizer is None else json.loads(backend.normalizer.__getstate__())
+    if normalizer is not None and normalizer != {"type": "NFC"}:
+        return None
+    state = json.loads(backend.pre_tokenizer.__getstate__())
+    steps = state["pretokenizers"] if state["type"] == "Sequence" else [state]
+    if [
+        (step["type"], step.get("individual_digits"), step.get("use_regex")) for step in steps
+    ] == _DIGITS_THEN_BYTE_LEVEL:
+        return None if steps[1]["add_prefix_space"] else [_DIGITS_BYTE_LEVEL]
+    patterns: list[str] = []
+    for step in steps:
+        if (
+            step["type"] == "Split"
+            and step["behavior"] == "Isolated"
+            and not step["invert"]
+            and "Regex" in step["pattern"]
+        ):
+            patterns.append(step["pattern"]["Regex"])
+        elif step["type"] == "Digits" and step["individual_digits"]:
+            patterns.append(r"\p{N}|\P{N}+")
+        elif step["type"] == "ByteLevel" and not step["add_prefix_space"] and step is steps[-1]:
+            patterns += [_BYTE_LEVEL] if step["use_regex"] else []
+        else:
+            return None
+    return patterns or None
+
+
+def _byte_lengths(backend: Any) -> Int64[np.ndarray, "vocabulary"] | None:
+    """The UTF-8 bytes of each token of a byte-level vocabulary, whose letters stand for a byte each; else None."""
+    if backend.pre_tokenizer is None or '"ByteLevel"' not in backend.pre_tokenizer.__getstate__().decode():
+        return None
+    added = backend.get_added_tokens_decoder()
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    lengths = np.zeros(max(vocabulary.values(), default=-1) + 1, np.int64)
+    for token, number in vocabulary.items():
+        lengths[number] = len(token)
+    for number, token in added.items():
+        lengths[number] = len(token.content.encode())
+    return lengths
+
+
+def _byte_letters() -> list[str]:
+    """The letter that stands for each byte in byte-level vocabularies: printable bytes for themselves, the others for
+    the letters from U+0100 on (GPT-2, encoder.py)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]
