@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_cases import as_numpy, make_run, make_steps, quick_compiling, tiny_model  # noqa: F401
+from train_cases import as_numpy, make_run, make_steps, poisoned, quick_compiling, tiny_model  # noqa: F401
 
 from podtune.config.schema import Mesh
 from podtune.parallel.mesh import build_mesh
@@ -108,18 +108,12 @@ def assert_untouched(before, case):
         np.testing.assert_array_equal(array, before[name], err_msg=name)
 
 
-def poisoned(case, step):
-    """A batch whose loss is infinite."""
-    batch = case.batch(step)
-    return batch | {"weights": batch["weights"] * 3e38}
-
-
 def test_a_step_whose_loss_is_not_finite_leaves_weights_and_moments_alone_and_is_counted():
     case = fresh_guarded()
     case.take(case.batch(0))
     before = weights_and_moments(case)
     for count in (1, 2):
-        measured = case.take(poisoned(case, 1))
+        measured = case.take(poisoned(case.batch(1)))
         assert (measured["outcome"], measured["skipped"], measured["bad_in_a_row"]) == (NOT_FINITE, count, count)
     assert_untouched(before, case)
     assert int(case.state.step) == 3  # batches still go on

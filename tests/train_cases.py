@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,10 @@ from podtune.data.prepared import PreparedSplit
 from podtune.families import model_from_config
 from podtune.parallel.mesh import build_mesh
 from podtune.parallel.sharding import sharding_for
-from podtune.train.feed import loader_for, on_mesh
+from podtune.train.feed import Feed, loader_for, on_mesh
 from podtune.train.geometry import plan_geometry
 from podtune.train.job import Job
+from podtune.train.metrics import MetricsLog, read_metrics
 from podtune.train.program import make_program
 from podtune.weights.adapters import attach
 from podtune.weights.param import Param, map_params
@@ -178,3 +182,69 @@ def make_steps(run: Run, *, mesh: jax.sharding.Mesh | None = None, rows: Any = N
 
 def as_numpy(tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+@contextlib.contextmanager
+def at_step(step: int, action: Callable[[], None]) -> Iterator[None]:
+    """Calls `action` when the numbers of that step (counted from 1) are logged."""
+    write = MetricsLog.write
+
+    def watched(self: MetricsLog, at: int, values: Any) -> None:
+        write(self, at, values)
+        if at == step and "loss" in values:
+            action()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetricsLog, "write", watched)
+        yield
+
+
+@contextlib.contextmanager
+def recorded_batches(path: Path) -> Iterator[None]:
+    """Appends a hash of every batch that is fed to the file, a line each."""
+    next_batch = Feed.next
+
+    def watched(self: Feed, request: int = 0) -> Any:
+        batch = next_batch(self, request)
+        digest = hashlib.sha256()
+        for name in sorted(batch):
+            if name != "requests":
+                digest.update(np.asarray(batch[name]).tobytes())
+        with path.open("a") as file:
+            file.write(f"{self._step} {digest.hexdigest()}\n")
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "next", watched)
+        yield
+
+
+def poisoned(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The batch with one trained token of so large a weight that the loss overflows."""
+    weights = np.asarray(batch["weights"])
+    only = np.zeros_like(weights).ravel()
+    only[np.flatnonzero(weights)[0]] = 3e38
+    return batch | {"weights": jax.device_put(only.reshape(weights.shape), batch["weights"].sharding)}
+
+
+@contextlib.contextmanager
+def poisoned_steps(*steps: int) -> Iterator[None]:
+    """Makes the loss of these steps (counted from 1) infinite."""
+    next_batch = Feed.next
+
+    def next_or_poisoned(self: Feed, request: int = 0) -> Any:
+        batch = next_batch(self, request)
+        passed_over = not np.asarray(batch["weights"]).any()
+        return poisoned(batch) if self._step in steps and not passed_over else batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "next", next_or_poisoned)
+        yield
+
+
+def logged(output: Path, key: str = "loss") -> dict[int, float]:
+    """step -> value of every line of the metrics file that has it."""
+    lines = read_metrics(output / "metrics.jsonl")
+    found = [(line["step"], line[key]) for line in lines if key in line]
+    assert len(found) == len(dict(found)), f"a step is there twice: {found}"
+    return dict(found)

@@ -39,7 +39,9 @@ class Display:
             return
         line = progress_line(step, self._total, values)
         if self._live is not None:
-            self._live.update(line)
+            from rich.text import Text
+
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
         elif logged:
             self.say(line)
 

@@ -63,7 +63,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """weights: the whole tree as trained, averaged if an average was kept; of the best step if export.checkpoint is best.
+    """weights: the whole tree as trained, averaged where an average is kept; the best step's where that is exported.
 
     steps: done in all, earlier runs included; weights_step: the step that `weights` are from; skipped: steps whose
     update was left out; stopped: why it ended before its last step, if it did.

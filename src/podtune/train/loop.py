@@ -26,7 +26,7 @@ from podtune.train.metrics import MetricsLog
 from podtune.train.output import local_folder
 from podtune.train.pace import Pace
 from podtune.train.program import make_program
-from podtune.train.recovery import BadSteps, StopSignals
+from podtune.train.recovery import BadSteps, StopSignals, device_failure
 from podtune.train.state import TrainState
 from podtune.train.step import OUTCOMES, TRAINED
 
@@ -50,9 +50,15 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
         names = identity(run, job.fingerprints, batch_rows=geometry.batch_rows, total_steps=geometry.total_steps)
         if notes is not None:
             check_identity(notes["identity"], names, job.output)
-        return _Training(job, hooks or Hooks(), checkpoints, geometry, names).run(notes)
-    finally:
+        result = _Training(job, hooks or Hooks(), checkpoints, geometry, names).run(notes)
+    except jax.errors.JaxRuntimeError as error:
+        # Not closed: that would wait for the others, and they may be gone.
+        raise device_failure(error, processes=jax.process_count()) from error
+    except BaseException:
         checkpoints.close()
+        raise
+    checkpoints.close()
+    return result
 
 
 def _geometry(job: Job, notes: dict[str, Any] | None) -> Geometry:

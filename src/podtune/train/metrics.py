@@ -42,7 +42,7 @@ class MetricsLog:
         if self._events is not None:
             for key, value in line.items():
                 if key != "step" and isinstance(value, int | float):
-                    self._events.add_scalar(_tag(key), value, step)
+                    self._events.add_scalar(_tag(key), float(value), step)
 
     def drop_after(self, step: int, *, evaluated: bool) -> None:
         """Forgets the lines after this step."""

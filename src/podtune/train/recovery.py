@@ -86,6 +86,24 @@ class StopSignals:
         )
 
 
+def device_failure(error: Exception, *, processes: int) -> RunFailure:
+    """What a computation that broke off on the devices means to the user."""
+    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "RESOURCE_EXHAUSTED" in str(error):
+        return RunFailure(
+            f"The device ran out of memory: {said}. Take fewer rows at a time (train.accumulate), recompute more "
+            f"(train.remat: full), shorten rows (data.max_length) or split the model (mesh.fsdp)."
+        )
+    if processes > 1:
+        return RunFailure(
+            f"A computation over {processes} processes broke off; most likely another process ended: {said}. Start all "
+            f"of them again to go on from the last checkpoint."
+        )
+    return RunFailure(
+        f"The computation broke off: {said}. Run the same command again to go on from the last checkpoint."
+    )
+
+
 def _short(rows: list[int]) -> str:
     shown = ", ".join(str(row) for row in rows[:8])
     return shown if len(rows) <= 8 else f"{shown}, … {len(rows) - 8} more"
