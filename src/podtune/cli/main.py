@@ -69,8 +69,9 @@ def build_app(called: str | None) -> typer.Typer:
     @app.callback()
     def options(  # pyright: ignore[reportUnusedFunction]
         version: Annotated[
-            bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=say_version)
-        ] = False,
+            bool | None,
+            typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=say_version),
+        ] = None,
     ) -> None:
         pass
 
@@ -80,7 +81,7 @@ def build_app(called: str | None) -> typer.Typer:
     return app
 
 
-def say_version(wanted: bool) -> None:
+def say_version(wanted: bool | None) -> None:
     """Prints the version and leaves, if it is wanted."""
     if wanted:
         typer.echo(f"podtune {__version__}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Protocol, runtime_checkable
 
 from podtune.config.errors import Interrupted, UserError
 from podtune.serve.generate import Generator
@@ -17,6 +16,23 @@ HELP = """\
 /system TEXT    say how to behave, and forget the conversation; without TEXT: no system message
 /quit           leave (so does Ctrl-D)
 Ctrl-C          stop the answer; twice: leave"""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Where lines come from, such as sys.stdin."""
+
+    def readline(self) -> str: ...
+    def isatty(self) -> bool: ...
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Where answers go, such as sys.stdout."""
+
+    def write(self, text: str, /) -> int: ...
+    def flush(self) -> None: ...
+    def isatty(self) -> bool: ...
 
 
 @dataclass
@@ -63,7 +79,7 @@ class Conversation:
                 self.turns += [asked, {"role": "assistant", "content": "".join(said)}]
 
 
-def talk(conversation: Conversation, *, source: TextIO = sys.stdin, out: TextIO = sys.stdout) -> None:
+def talk(conversation: Conversation, *, source: Reader, out: Writer) -> None:
     """Answers line after line until there are no more. On a terminal it prompts, and Ctrl-C stops an answer.
 
     Raises Interrupted when Ctrl-C is pressed twice.
@@ -97,7 +113,7 @@ def talk(conversation: Conversation, *, source: TextIO = sys.stdin, out: TextIO 
         stopped = not _say_reply(conversation, line.rstrip("\n"), out, interactive=interactive)
 
 
-def _command(conversation: Conversation, line: str, out: TextIO) -> bool:
+def _command(conversation: Conversation, line: str, out: Writer) -> bool:
     """Does what a line beginning with / says. False: leave."""
     name, _, text = line.partition(" ")
     if name in ("/quit", "/exit"):
@@ -114,7 +130,7 @@ def _command(conversation: Conversation, line: str, out: TextIO) -> bool:
     return True
 
 
-def _say_reply(conversation: Conversation, text: str, out: TextIO, *, interactive: bool) -> bool:
+def _say_reply(conversation: Conversation, text: str, out: Writer, *, interactive: bool) -> bool:
     """Streams the answer. False when it was stopped by Ctrl-C."""
     try:
         pieces = conversation.reply(text)

@@ -105,8 +105,8 @@ def _loading(work: Work, place: Place) -> str:
         )
         if work.files.gguf is not None:
             parts.append(
-                f"The base is a GGUF file. `podtune export {base} --to base` writes it as a folder, to be named here in "
-                "its place."
+                f"The base is a GGUF file. `podtune export {base} --to base` writes it as a folder, to be named in its "
+                "place."
             )
     if place == "output":
         parts.append("`podtune chat .` talks to it.")

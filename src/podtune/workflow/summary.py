@@ -85,7 +85,8 @@ def _data(work: Work) -> list[tuple[str, str]]:
             (
                 split.name,
                 f"{split.examples:,} examples in {split.rows:,} rows of {split.row_tokens:,} tokens "
-                f"({split.efficiency:.1%} filled); {split.tokens:,} tokens, {split.trained_tokens:,} of them trained on ({share:.0%})",
+                f"({split.efficiency:.1%} filled); {split.tokens:,} tokens, "
+                f"{split.trained_tokens:,} of them trained on ({share:.0%})",
             )
         )
     rows.append(("longest example", f"{work.prepared.report.longest:,} tokens"))

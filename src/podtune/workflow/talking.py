@@ -35,7 +35,7 @@ def talk_to(source: str, *, prompt: str | None, system: str | None, sampling: Sa
     if not conversation.is_chat:
         say("note: this model has no chat template, so it goes on from each text and remembers nothing.")
     if prompt is None:
-        talk(conversation)
+        talk(conversation, source=sys.stdin, out=sys.stdout)
         return
     for piece in conversation.reply(prompt):
         print(piece, end="", flush=True)

@@ -1,0 +1,105 @@
+"""The rehearsal finds before training whatever would make the export fail after it."""
+
+import dataclasses
+import shutil
+
+import jax.numpy as jnp
+import pytest
+from export_cases import adapted_model, tiny_tokenizer
+
+from podtune.config.errors import RunFailure, UserError
+from podtune.config.schema import LoRA as LoRASettings
+from podtune.export import rehearsal
+from podtune.export.huggingface import write_model
+from podtune.export.rehearsal import check_reloads, rehearse
+
+SETTINGS = LoRASettings(rank=4, alpha=8)
+
+
+def a_rehearsal(folder, model, weights, tokenizer=None, **changes):
+    arguments = {
+        "dtype": "float32",
+        "generation_config": {},
+        "adapter": SETTINGS,
+        "merged": True,
+        "base": "owner/model",
+        "checkpoint_bytes": 1000,
+        **changes,
+    }
+    return rehearse(folder, model, weights, tokenizer or tiny_tokenizer(), **arguments)
+
+
+def test_a_sound_export_passes_and_leaves_nothing_behind(tmp_path):
+    model, weights = adapted_model("llama", SETTINGS)
+    rehearsed = a_rehearsal(tmp_path, model, weights)
+    assert list(tmp_path.iterdir()) == []
+    write_model(tmp_path / "model", model, weights, tiny_tokenizer(), dtype="float32")
+    written = (tmp_path / "model/model.safetensors").stat().st_size
+    assert 0 < written - rehearsed.bytes + sum(leaf.nbytes for leaf in _adapters(weights)) < 10_000  # the header
+    assert rehearsed.warnings == ()
+
+
+def _adapters(weights):
+    from podtune.export.peft import adapted_leaves
+
+    return [half for leaf in adapted_leaves(weights).values() for half in (leaf.a, leaf.b)]
+
+
+def test_a_full_disk_is_found(tmp_path, monkeypatch):
+    model, weights = adapted_model("llama", SETTINGS)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(rehearsal.shutil, "disk_usage", lambda _: usage._replace(free=50_000))
+    with pytest.raises(UserError, match=r"50\.0 kB free.*export: {merged: false}"):
+        a_rehearsal(tmp_path, model, weights)
+
+
+def test_a_folder_that_cannot_be_written_is_found(tmp_path, monkeypatch):
+    model, weights = adapted_model("llama", SETTINGS)
+
+    def refused(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(rehearsal.tempfile, "mkdtemp", refused)
+    with pytest.raises(UserError, match="Permission denied"):
+        a_rehearsal(tmp_path, model, weights)
+
+
+def test_a_generation_config_that_transformers_refuses_is_found(tmp_path):
+    model, weights = adapted_model("llama", SETTINGS)
+    with pytest.raises(RunFailure, match="would not load in transformers"):
+        a_rehearsal(tmp_path, model, weights, generation_config={"num_beams": 1, "num_return_sequences": 4})
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_found(tmp_path):
+    model, weights = adapted_model("llama", SETTINGS)
+    tokenizer = tiny_tokenizer()
+    tokenizer.inner.add_tokens([f"<extra{number}>" for number in range(40)])
+    with pytest.raises(RunFailure, match=r"the tokenizer has \d+ ids, the embedding 112 rows"):
+        a_rehearsal(tmp_path, model, weights, tokenizer)
+
+
+def test_a_config_that_gives_another_model_is_found(tmp_path):
+    model, weights = adapted_model("llama", SETTINGS)
+    model = dataclasses.replace(model, hf_config={**model.hf_config, "rope_theta": 123.0})
+    with pytest.raises(RunFailure, match=r"config\.json"):
+        a_rehearsal(tmp_path, model, weights)
+
+
+def test_an_adapter_that_no_server_takes_is_said(tmp_path):
+    settings = LoRASettings(rank=4, targets=("embedding",))
+    model, weights = adapted_model("llama", settings)
+    rehearsed = a_rehearsal(tmp_path, model, weights, adapter=settings, merged=False)
+    assert "vLLM" in rehearsed.warnings[0]
+    assert rehearsed.bytes > 4 * 112 * 32  # the merged model is counted: it will be written
+
+
+def test_the_check_after_export_sees_a_changed_tensor_and_a_missing_file(tmp_path):
+    model, weights = adapted_model("llama", SETTINGS)
+    write_model(tmp_path / "model", model, weights, tiny_tokenizer(), dtype="float32")
+    check_reloads(tmp_path / "model", model, weights, tiny_tokenizer(), dtype="float32")
+    changed = dataclasses.replace(weights, norm=weights.norm + jnp.float32(1e-3))
+    with pytest.raises(RunFailure, match=r"model\.norm\.weight does not read back"):
+        check_reloads(tmp_path / "model", model, changed, tiny_tokenizer(), dtype="float32")
+    (tmp_path / "model/tokenizer.json").unlink()
+    with pytest.raises(RunFailure):
+        check_reloads(tmp_path / "model", model, weights, tiny_tokenizer(), dtype="float32")

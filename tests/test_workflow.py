@@ -1,0 +1,286 @@
+"""The whole job on a tiny model: what it writes, what it says, and what happens when it is run again."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from export_cases import our_logits, some_tokens
+from workflow_cases import _one_device, a_console, a_run, run_file, write_jsonl  # noqa: F401
+
+from podtune.config.errors import UserError
+from podtune.config.loading import load_run
+from podtune.workflow.afterwards import evaluate_run, export_run
+from podtune.workflow.output import check_usable, differences, open_output
+from podtune.workflow.run import STAGES, run_workflow
+
+pytestmark = pytest.mark.usefixtures("_one_device")
+TOKENS = some_tokens()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(folder, output, console text) of a run that was made once."""
+    with pytest.MonkeyPatch.context() as patch:
+        import jax
+
+        devices = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda *_, **__: devices)
+        folder = tmp_path_factory.mktemp("run")
+        console = a_console()
+        output = run_workflow(a_run(folder), console)
+        return folder, output, console.export_text()
+
+
+def test_the_output_folder_holds_what_the_documentation_says(finished):
+    _, output, _ = finished
+    names = {path.name for path in output.path.iterdir() if not path.name.startswith(".")}
+    assert names == {
+        "run.yaml", "run.json", "metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints", "model", "adapter",
+        "report.html", "README.md",
+    }  # fmt: skip
+    assert [path for path in output.path.iterdir() if path.name.startswith(".")] == [output.path / ".lock"]
+
+
+def test_the_record_says_what_ran_and_what_came_of_it(finished):
+    folder, output, _ = finished
+    record = json.loads((output.path / "run.json").read_text())
+    assert record["state"] == "finished"
+    assert record["results"]["steps"] == 4
+    assert record["results"]["after"]["loss"] < record["results"]["before"]["loss"]
+    assert record["data"]["fingerprint"]
+    assert record["model"]["trained_parameters"] < record["model"]["parameters"]
+    assert {"jax", "python", "podtune"} <= set(record["versions"])
+    assert load_run(output.path / "run.yaml") == a_run(folder)
+
+
+def test_transformers_and_peft_load_the_results_with_the_same_logits(finished):
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder, output, _ = finished
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load = lambda path: AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")  # noqa: E731
+        tokens = torch.as_tensor(TOKENS, dtype=torch.long)
+        base = load(folder / "base")
+        plain = base(tokens).logits.numpy()
+        merged = load(output.model)(tokens).logits.numpy()
+        adapted = PeftModel.from_pretrained(base, output.adapter)(tokens).logits.numpy()
+    assert np.abs(merged - adapted).max() < 1e-4
+    assert np.abs(merged - plain).max() > 1e-2
+    config = json.loads((output.adapter / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 32, str(folder / "base"))
+
+
+def test_answers_before_during_and_after_are_kept_and_shown_side_by_side(finished):
+    _, output, said = finished
+    rows = [json.loads(line) for line in output.samples.read_text().splitlines()]
+    assert [(row["moment"], row["step"]) for row in rows] == [
+        *3 * [("before", 0)], *3 * [("step 2", 2)], *3 * [("after", 4)],
+    ]  # fmt: skip
+    assert {row["prompt"] for row in rows if row["expected"] is None} == {"Is <b>this</b> escaped?"}
+    for word in ("Q: ", "before: ", "after: ", "expected: ", "held-out loss", "perplexity"):
+        assert word in said
+
+
+def test_status_lines_are_few_and_say_what_matters(finished):
+    _, _, said = finished
+    for words in (
+        "parameters",
+        "lora: training",
+        "device: CPU",
+        "4 steps of 2 rows x 64",
+        "export rehearsed",
+        "done: ",
+    ):
+        assert words in said
+    assert len(said.splitlines()) < 60
+
+
+def test_a_finished_run_says_so_and_does_nothing(finished):
+    folder, output, _ = finished
+    before = {
+        path: path.stat().st_mtime_ns for path in output.path.rglob("*") if path.name not in (".lock", "run.yaml")
+    }
+    console = a_console()
+    run_workflow(a_run(folder), console)
+    said = console.export_text()
+    assert "is finished" in said
+    assert "podtune chat" in said
+    assert "--fresh" in said
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_what_was_said_of_evaluation_holds_when_it_is_evaluated_again(finished):
+    folder, output, _ = finished
+    seen = evaluate_run(a_run(folder), a_console())
+    assert seen["step"] == 4
+    assert seen["loss"] == pytest.approx(output.record["results"]["after"]["loss"], rel=1e-5)
+
+
+def test_report_and_card_hold_the_results_and_escape_what_was_asked(finished):
+    _, output, _ = finished
+    page = (output.path / "report.html").read_text()
+    assert "Is &lt;b&gt;this&lt;/b&gt; escaped?" in page
+    assert "<b>this</b>" not in page
+    assert "<polyline" in page
+    card = (output.path / "README.md").read_text()
+    assert f"{output.record['results']['after']['loss']:.4f}" in card
+    assert 'PeftModel.from_pretrained(base, "adapter")' in card
+    assert (output.model / "README.md").exists()
+    assert (output.adapter / "README.md").exists()
+
+
+def test_train_then_export_gives_what_run_gives(finished, tmp_path):
+    folder, whole, _ = finished
+    run = a_run(folder, output=str(tmp_path / "out"))
+    output = run_workflow(run, a_console(), export=False)
+    assert not output.model.exists()
+    assert output.state == "trained"
+    export_run(open_output(output.path), a_console())
+    for name in ("model/model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
+        assert (output.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert open_output(output.path).state == "finished"
+
+
+def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(finished, tmp_path, monkeypatch):
+    folder, whole, _ = finished
+    run = a_run(folder, output=str(tmp_path / "out"))
+
+    def dies(work):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "podtune.workflow.run.STAGES", tuple(s._replace(does=dies) if s.name == "export" else s for s in STAGES)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            run_workflow(run, a_console())
+    console = a_console()
+    output = run_workflow(run, console)
+    assert "Going on from step 4" in console.export_text()
+    for name in ("model/model.safetensors", "adapter/adapter_model.safetensors", "samples.jsonl"):
+        assert (output.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_full_training_of_a_model_without_a_chat_template(tmp_path):
+    from export_cases import model_folder
+
+    model_folder("qwen3", tmp_path / "plain", chat=False)
+    texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": f"{n} plus {n} is {2 * n}."} for n in range(20)])
+    run = a_run(
+        tmp_path,
+        model=str(tmp_path / "plain"),
+        method="full",
+        data={"train": str(texts), "max_length": 64, "workers": 0, "cache": str(tmp_path / "prepared")},
+        train={"steps": 2, "batch_tokens": 128},
+        eval={"samples": 1, "max_new_tokens": 4},
+    )
+    output = run_workflow(run, a_console())
+    assert output.model.exists()
+    assert not output.adapter.exists()
+
+
+def test_an_adapter_that_cannot_be_served_is_exported_merged_as_well(tmp_path):
+    run = a_run(
+        tmp_path,
+        method={"lora": {"rank": 2, "targets": ["embedding"]}},
+        export={"merged": False},
+        train={"steps": 1, "batch_tokens": 64},
+        eval={"samples": 0, "every": None},
+    )
+    console = a_console()
+    output = run_workflow(run, console)
+    assert "vLLM" in console.export_text()
+    assert output.model.exists()
+    assert output.adapter.exists()
+    assert "vLLM" in (output.path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("content", ["notes.txt", "run.json"])
+def test_a_folder_that_holds_something_else_is_refused_and_left_alone(content, tmp_path):
+    run = a_run(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / content).write_text("mine")
+    with pytest.raises(UserError, match="already holds something else"):
+        run_workflow(run, a_console())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [content]
+
+
+def test_another_run_is_refused_naming_what_differs(finished):
+    folder, _, _ = finished
+    run = a_run(folder, train={"steps": 4, "batch_tokens": 128, "learning_rate": 5e-3, "log_every": 1})
+    with pytest.raises(UserError, match=r"train\.learning_rate: 0\.01 -> 0\.005"):
+        check_usable(run)
+    check_usable(run, fresh=True)
+    run_file(folder)
+
+
+def test_what_changes_nothing_in_training_may_change():
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        one = a_run(folder)
+        other = a_run(folder, mesh={"data": 4, "fsdp": 2}, eval={"samples": 1}, export={"merged": False})
+        assert differences(one, other) == []
+        other = a_run(folder, method={"lora": {"rank": 8}})
+        assert differences(one, other) == ["method.lora.rank: 4 -> 8"]
+
+
+def test_two_runs_never_share_a_folder(tmp_path):
+    from podtune.workflow.output import claimed
+
+    run = a_run(tmp_path)
+    with claimed(run), pytest.raises(UserError, match="another podtune is running"), claimed(run):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"train": "chats.jsonl", "max_length": 128}}, "max_length=128 is more than the model's context"),
+        ({"model": {"source": "base", "chat_template": "absent.jinja"}}, "chat_template"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused_before_data_is_prepared(changes, words, tmp_path, monkeypatch):
+    run_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        run_workflow(a_run(tmp_path, **changes), a_console())
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("podtune.workflow.beginning.host_memory", lambda: 10_000)
+    monkeypatch.setattr("podtune.workflow.beginning.load_model", lambda work: pytest.fail("loaded"))
+    with pytest.raises(UserError, match=r"needs at least .* GiB a device"):
+        run_workflow(a_run(tmp_path, method="full"), a_console())
+
+
+def test_logits_of_the_export_are_those_of_training(finished):
+    """The merged folder by our own reader gives the logits of the weights in the checkpoint."""
+    from podtune.serve.loading import load_for_serving, whole_mesh
+
+    _, output, _ = finished
+    merged = load_for_serving(str(output.path), mesh=whole_mesh())
+    adapted = load_for_serving(str(output.adapter), mesh=whole_mesh())
+    one, other = (our_logits(loaded.model, loaded.weights, TOKENS) for loaded in (merged, adapted))
+    assert np.abs(one - other).max() < 1e-4
+
+
+def test_prompts_too_long_to_answer_are_left_out(finished):
+    from types import SimpleNamespace
+
+    from podtune.workflow.samples import choose_prompts
+
+    prepared = SimpleNamespace(
+        held_out_prompts=lambda count: [
+            SimpleNamespace(prompt_ids=list(range(n)), prompt_text="x", expected_text="y", messages=[]) for n in (3, 90)
+        ]
+    )
+    chosen = choose_prompts(prepared, None, samples=2, own=(), most_tokens=50)
+    assert [len(prompt.ids) for prompt in chosen] == [3]
