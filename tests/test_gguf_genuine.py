@@ -75,19 +75,11 @@ class PlainModel:
                 x = x + self.feedforward(self.norm(x, f"{prefix}.post_attention_layernorm"), f"{prefix}.mlp")
         return self.norm(x, "model.norm") @ embedding.T
 
-    def greedy(self, ids, count, ends=()):
-        ids = list(ids)
-        start = len(ids)
-        while len(ids) < start + count and ids[-1] not in ends:
-            ids.append(int(self.logits(ids)[-1].argmax()))
-        return ids[start:]
 
-
-def nats_per_token(model, ids):
-    logits = model.logits(ids[:-1])
-    logits = logits - logits.max(-1, keepdims=True)
-    chosen = logits[np.arange(len(ids) - 1), ids[1:]]
-    return float((np.log(np.exp(logits).sum(-1)) - chosen).mean())
+def nats(logits, ids):
+    """Mean loss of predicting ids[1:], in nats per token."""
+    logits = logits[:-1] - logits[:-1].max(-1, keepdims=True)
+    return float((np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(ids) - 1), ids[1:]]).mean())
 
 
 ENGLISH = (
@@ -102,21 +94,35 @@ def test_smollm2_answers_that_the_capital_of_france_is_paris(real_input):
     model = PlainModel(files)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.inner.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    answer = tokenizer.decode(model.greedy(prompt, 9, ends=tokenizer.turn_end_ids))
-    assert answer == "The capital of France is Paris.<|im_end|>"
-    ids = tokenizer.encode(ENGLISH)
-    right = nats_per_token(model, ids)
-    assert right < 3.0
+    answer = tokenizer.encode("The capital of France is Paris.<|im_end|>", special=False)
+    logits = model.logits(prompt + answer)
+    # Each token of the answer is the likeliest after those before it: greedy decoding gives this answer.
+    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == answer
     for name in [name for name in model.weights if ".q_proj." in name]:
         model.weights[name] = interleave(model.weights[name], model.config["num_attention_heads"])
-    assert nats_per_token(model, ids) > right + 0.5, "q rows left as the file has them make a worse model"
+    shuffled = nats(model.logits(prompt + answer), prompt + answer)
+    assert shuffled > nats(logits, prompt + answer) + 0.5, "q rows left as the file has them make a worse model"
 
 
 @pytest.mark.slow
-def test_gemma_3_continues_that_the_capital_of_france_is_paris(real_input):
-    files = resolve_model(str(real_input("gemma3")))
-    tokenizer = load_tokenizer(files)
-    model = PlainModel(files)
-    text = tokenizer.decode(model.greedy(tokenizer.encode("The capital of France is"), 8))
-    assert "Paris" in text
-    assert nats_per_token(model, tokenizer.encode(ENGLISH)) < 3.0
+@pytest.mark.parametrize(("name", "most_nats"), [("smollm2", 2.7), ("gemma3", 2.2)])
+def test_transformers_computes_the_same_from_our_configuration_and_tensors(real_input, name, most_nats):
+    """transformers builds the model from `config` and takes every tensor by its name; none is left or missing."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    files = resolve_model(str(real_input(name)))
+    ids = load_tokenizer(files).encode(ENGLISH)
+    config = AutoConfig.for_model(**files.config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    store = files.tensors()
+    state = {key: torch.from_numpy(np.array(store.read(key), np.float32)) for key in store.names()}
+    left = model.load_state_dict(state, strict=False)
+    assert left.unexpected_keys == []
+    assert set(left.missing_keys) <= {"lm_head.weight"}
+    model.tie_weights()
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids])).logits[0].numpy()
+    ours = PlainModel(files).logits(ids)
+    np.testing.assert_allclose(ours, theirs, atol=2e-3)
+    assert nats(ours, ids) < most_nats

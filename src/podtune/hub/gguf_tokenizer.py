@@ -4,8 +4,9 @@ Used by tokenizer.py. transformers has a conversion too, but it gives every byte
 its architecture; the file names its own in `tokenizer.ggml.pre`: SmolLM2's splits digits where Llama 3's does not.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from podtune.config.errors import UserError
 from podtune.hub.gguf_config import token_id
@@ -155,7 +156,7 @@ def _sentence_piece(file: GgufFile, tokens: list[str]) -> "tokenizers.Tokenizer"
     return backend
 
 
-def _merges_by_score(vocabulary: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_by_score(vocabulary: dict[str, int], scores: np.ndarray) -> list[tuple[str, str]]:
     """The merges that SentencePiece's scores stand for: every way to make a token of two others, best token first.
 
     SentencePiece joins the neighbours whose joined token has the highest score; merges are tried in list order.
