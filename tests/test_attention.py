@@ -74,7 +74,9 @@ def test_blocked_attention_multiplies_only_what_can_be_seen():
     def flops(method, window):
         def run(q, k, v):
             at = places(jnp.zeros((1, 1024), jnp.int32), jnp.ones((1, 1024), jnp.int32))
-            return attend(q, k, v, queries=at, keys=at, window=window, softcap=None, scale=1.0, method=method, block=128)
+            return attend(
+                q, k, v, queries=at, keys=at, window=window, softcap=None, scale=1.0, method=method, block=128
+            )
 
         shapes = [jax.ShapeDtypeStruct((1, 1024, heads, 32), jnp.float32) for heads in (4, 2, 2)]
         return jax.jit(run).lower(*shapes).compile().cost_analysis()["flops"]

@@ -1,14 +1,11 @@
 """Every family computes what transformers computes, reads its checkpoints, and is read back by it."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
 
-from podtune.families import FAMILIES, model_from_config
+from podtune.families import FAMILIES
 from podtune.families.loading import load_weights
-from podtune.families.saving import hf_config, hf_tensors
 
 LENGTH = 40  # beyond the original context (16) of every scaled rope, and beyond the windows (8)
 
@@ -24,7 +21,7 @@ def test_logits_equal_those_of_transformers(name, torch):
     model = tiny.tiny_model(name)
     weights = load_weights(model, model.describe(), tiny.MemoryStore(tiny.tensors_of(reference)), tiny.mesh_of())
     tokens = tiny.random_tokens(2, LENGTH)
-    logits = jax.jit(lambda w, t: model.unembed(w, model.hidden(w, t).states))(weights, tokens)
+    logits = tiny.quick_jit(lambda w, t: model.unembed(w, model.hidden(w, t).states))(weights, tokens)
     with torch.no_grad():
         expected = reference(torch.tensor(np.asarray(tokens), dtype=torch.long)).logits.numpy()
     assert expected.std() > 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 
 from podtune.families import Model, model_from_config
 from podtune.hub.tensors import TensorInfo
-from podtune.weights.param import Param, initialise, map_params
+from podtune.weights.param import Param, map_params
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -90,6 +91,12 @@ VARIANT_CONFIGS: dict[str, dict[str, Any]] = {
 CONFIGS = FAMILY_CONFIGS | VARIANT_CONFIGS
 
 
+# What tests of these models would otherwise spend most of their time on is XLA's optimiser.
+quick_jit = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+)
+
+
 def config(name: str, **changes: Any) -> dict[str, Any]:
     return copy.deepcopy(CONFIGS[name]) | changes
 
@@ -101,10 +108,11 @@ def tiny_model(name: str, **changes: Any) -> Model:
 def random_weights(model: Model, *, seed: int = 0, description: Any = None) -> Any:
     """Every weight random, norms and biases too, so that none may be forgotten unseen."""
 
+    random = np.random.default_rng(seed)  # not jax's: that would compile a program for every shape
+
     def one(name: str, param: Param) -> jax.Array:
-        spread = Param(param.shape, param.axes, kind=param.kind, inputs=param.inputs, scale=0.2, dtype=param.dtype)
         centre = 1.0 if param.kind == "vector" and param.init == "ones" else 0.0
-        return initialise(spread, jax.random.key(seed), name=name) + centre
+        return jnp.asarray(random.normal(centre, 0.2, param.shape), param.dtype)
 
     return map_params(one, model.describe() if description is None else description)
 

@@ -25,7 +25,7 @@ from podtune.families.tensors import checkpoint_shape, checkpoint_tensors, is_tr
 from podtune.hub.tensors import TensorInfo, TensorStore
 from podtune.parallel.sharding import partition, sharding_for
 from podtune.weights.leaves import LoRA, is_weight
-from podtune.weights.param import Param, initialise, is_param
+from podtune.weights.param import Param, initialise_on, is_param
 from podtune.weights.tree import map_named
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def load_weights(
             return array
         if key is None:
             raise ValueError("adapters start from random numbers: load_weights needs a key")
-        adapter = {part: _start(getattr(leaf, part), key, f"{name}.{part}", mesh) for part in ("a", "b")}
+        adapter = {part: initialise_on(mesh, getattr(leaf, part), key, name=f"{name}.{part}") for part in "ab"}
         return LoRA(base=array, **adapter, scale=leaf.scale, dropout=leaf.dropout)
 
     weights = map_named(one, description, is_leaf=lambda leaf: is_weight(leaf) or is_param(leaf))
@@ -227,8 +227,3 @@ def _writer(param: Param, sharding: NamedSharding) -> Any:
         return jax.lax.dynamic_update_index_in_dim(stack, _to_ours(tensor, param), layer, axis=0)
 
     return jax.jit(write, out_shardings=sharding, donate_argnums=0)
-
-
-def _start(param: Param, key: jax.Array, name: str, mesh: Mesh) -> jax.Array:
-    sharding = sharding_for(mesh, param.axes, param.shape)
-    return jax.jit(partial(initialise, param, name=name), out_shardings=sharding)(key)

@@ -58,7 +58,10 @@ def hf_config(model: Model) -> dict[str, Any]:
 
 
 def _gather(leaf: Any, param: Param, layer: int | None, dtype: Any) -> np.ndarray:
-    array = _one_layer(param, dtype, layer is not None)(leaf, 0 if layer is None else layer)
+    if layer is None and not is_weight(leaf) and not is_transposed(param) and leaf.dtype == dtype:
+        array = leaf  # the embedding, the largest of all: as it lies, without a copy on the devices
+    else:
+        array = _one_layer(param, dtype, layer is not None)(leaf, 0 if layer is None else layer)
     if not array.is_fully_addressable:
         assert isinstance(array.sharding, NamedSharding)
         everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())

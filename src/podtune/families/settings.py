@@ -80,7 +80,7 @@ class Settings:
     def number(self, key: str, default: float | None = None) -> float | None:
         """A number, or None where neither the file nor the default has one."""
         value = self.take(key, default)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if not _is_number_or_none(value):
             raise self.refused(key, "must be a number")
         return value
 
@@ -142,6 +142,8 @@ class Settings:
         for key, value in content.items():
             if key not in always and key not in _ROPE_KEYS[kind] and not (key == "factor" and value in (1, None)):
                 raise UserError(f"config.json: {name}.{key}={value!r} is not known for rope_type {kind!r}.")
+            if key not in ("rope_type", "type", "truncate") and not _is_number_or_none(value):
+                raise UserError(f"config.json: {name}.{key}={value!r} must be a number.")
         for key in _REQUIRED_ROPE_KEYS.get(kind, ()):
             if content.get(key) is None:
                 raise UserError(f"config.json: {name}.{key} is missing; rope_type {kind!r} needs it.")
@@ -213,3 +215,7 @@ class Settings:
     def refused(self, key: str, rule: str) -> UserError:
         shown = f"{key}={self._content[key]!r}" if key in self._content else f"{key} (absent)"
         return UserError(f"config.json: {shown} {rule}. model_type: {self._content.get('model_type')!r}.")
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

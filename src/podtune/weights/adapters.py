@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
@@ -96,7 +96,7 @@ def join(marked: Any, rest: Any) -> Any:
     )
 
 
-def with_dropout(weights: Any, keys: PRNGKeyArray) -> Any:
+def with_dropout(weights: Any, keys: Key[Array, "rows"]) -> Any:
     """The weights with dropout keys in every adapter that asks for them: one per row, for stacked adapters per layer.
 
     keys: one per row, so that what a row drops does not depend on which rows are beside it.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key
 
 from podtune.weights.tree import static, weight_dataclass
 
@@ -94,7 +94,7 @@ def _contract_last(x: Array, weight: Array) -> Array:
     return lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
 
 
-def _drop(x: Array, rate: float, keys: PRNGKeyArray) -> Array:
+def _drop(x: Array, rate: float, keys: Key[Array, "rows"]) -> Array:
     """keys: one per row of x."""
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import jax
@@ -91,7 +92,10 @@ def named_key(key: jax.Array, name: str) -> jax.Array:
 
 def initialise(param: Param, key: jax.Array, *, name: str) -> jax.Array:
     """The starting value of one array. The key is mixed with the name, so that it depends on no order and no mesh."""
-    key = named_key(key, name)
+    return _start(param, named_key(key, name))
+
+
+def _start(param: Param, key: jax.Array) -> jax.Array:
     match param.init:
         case "zeros":
             return jnp.zeros(param.shape, param.dtype)
@@ -105,14 +109,23 @@ def initialise(param: Param, key: jax.Array, *, name: str) -> jax.Array:
             return jax.random.uniform(key, param.shape, jnp.float32, -bound, bound).astype(param.dtype)
 
 
+def initialise_on(mesh: jax.sharding.Mesh, param: Param, key: jax.Array, *, name: str) -> jax.Array:
+    """As `initialise`, made in place on the mesh."""
+    sharding = sharding_for(mesh, param.axes, param.shape)
+    if param.init == "zeros":
+        return jnp.zeros(param.shape, param.dtype, device=sharding)
+    return _start_in_place(param, sharding)(named_key(key, name))
+
+
 def initialise_all(description: Any, key: jax.Array, *, mesh: jax.sharding.Mesh) -> Any:
     """Every array of a description, made in place on the mesh."""
+    return map_params(lambda name, param: initialise_on(mesh, param, key, name=name), description)
 
-    def one(name: str, param: Param) -> jax.Array:
-        sharding = sharding_for(mesh, param.axes, param.shape)
-        return jax.jit(lambda key: initialise(param, key, name=name), out_shardings=sharding)(key)
 
-    return map_params(one, description)
+@lru_cache(maxsize=256)
+def _start_in_place(param: Param, sharding: jax.sharding.NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """Compiled once for all weights of one shape: the name is in the key, not in the program."""
+    return jax.jit(partial(_start, param), out_shardings=sharding)
 
 
 def abstract(description: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
