@@ -242,6 +242,11 @@ def test_an_unknown_architecture_lists_the_known_ones(tmp_path):
         opened(tmp_path, architecture="mamba")
 
 
+def test_one_of_several_parts_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"is one of 3 parts of a model.*--merge"):
+        opened(tmp_path, extra={"split.count": 3})
+
+
 def test_tensors_without_a_place_are_listed(tmp_path):
     tensors = llama_tensors(hugging_face_weights()) | {"blk.0.ssm_a.weight": np.zeros(32, np.float32)}
     with pytest.raises(UserError, match=r"1 tensors have no place in a llama model: blk\.0\.ssm_a\.weight"):

@@ -88,6 +88,12 @@ def open_gguf(path: Path) -> GgufFile:
     tensor_count = cursor.count("tensors")
     entry_count = cursor.count("metadata entries")
     metadata = dict(cursor.entry() for _ in range(entry_count))
+    parts = int(metadata.get("split.count", 1))
+    if parts > 1:
+        raise UserError(
+            f"{path}: is one of {parts} parts of a model, and files in parts are not read. "
+            "Join them with `llama-gguf-split --merge`, or use the model's safetensors folder."
+        )
     directory = [cursor.tensor() for _ in range(tensor_count)]
     alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     data_start = -(-cursor.position // alignment) * alignment

@@ -16,7 +16,7 @@ from podtune.hub.gguf_config import hugging_face_config, hugging_face_generation
 from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
 from podtune.hub.remote import fetch_remote_model, is_remote
-from podtune.hub.safetensors_store import SafetensorsStore, weight_files
+from podtune.hub.safetensors_store import SafetensorsStore
 from podtune.hub.telling import Progress
 from podtune.hub.tensors import TensorStore
 
@@ -129,11 +129,6 @@ def _open_folder(source: str, folder: Path) -> ModelFiles:
         generation_config=_read_json(folder / "generation_config.json") or {},
         fingerprint=content_fingerprint([folder / "config.json", *weights]),
     )
-
-
-def check_weights(folder: Path) -> None:
-    """Raises UserError when a model folder's weights are absent, without opening them."""
-    weight_files(folder)
 
 
 def content_fingerprint(paths: Iterable[Path]) -> str:
