@@ -235,7 +235,8 @@ model = tiny.tiny_model("llama-tied", hidden_size=512, intermediate_size=2048, n
 infos = {t.name: tiny.TensorInfo(t.shape, np.dtype(np.float32)) for t in checkpoint_tensors(model)}
 small = tiny.tiny_model("llama-tied")
 warm = tiny.random_weights(small)
-load_weights(small, small.describe(), tiny.MemoryStore({t.name: t.read() for t in hf_tensors(small, warm)}), tiny.mesh_of())
+store = tiny.MemoryStore({t.name: t.read() for t in hf_tensors(small, warm)})
+load_weights(small, small.describe(), store, tiny.mesh_of())
 before, peak, stop = resident(), 0, False
 
 def watch():
@@ -267,4 +268,4 @@ def test_the_host_holds_no_more_than_one_tensor_beside_the_mesh():
     assert measured["held"] > 250e6
     room = 12e6  # compiled programs and threads
     assert measured["loaded"] < measured["held"] + 1.3 * measured["largest"] + room, measured
-    assert measured["saved"] < measured["held"] + 2.3 * measured["largest"] + room, measured
+    assert measured["saved"] < measured["held"] + 1.3 * measured["largest"] + room, measured
