@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from train_cases import Rows, logged, make_job, make_run, quick_compiling  # noqa: F401
+from train_worker import start_worker
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.schema import Mesh
@@ -62,11 +63,11 @@ def test_two_processes_train_as_one_does_and_when_one_is_killed_the_other_ends_w
 
 @pytest.mark.slow
 def test_two_processes_finish_checkpoint_and_go_on_after_a_kill(tmp_path):
-    killed = start_pair(tmp_path, both={"steps": 8, "checkpoint_every": "0s"}, of_1={"kill_at": 6})
+    killed = start_pair(tmp_path, both={"steps": 8, "checkpoint_every": "0.001s"}, of_1={"kill_at": 6})
     for process in killed:
         process.communicate(timeout=300)
     done = max(logged(tmp_path))
-    pair = start_pair(tmp_path, both={"steps": 8, "checkpoint_every": "0s"})
+    pair = start_pair(tmp_path, both={"steps": 8, "checkpoint_every": "0.001s"})
     said = [process.communicate(timeout=300) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     assert list(logged(tmp_path)) == list(range(1, 9))

@@ -43,10 +43,13 @@ class Checkpoints:
                 self.folder if "://" in output else self.folder.resolve(),
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
+                    # Not to choose what is kept, which the policy does: without it orbax writes no metrics.
+                    best_fn=lambda metrics: metrics["eval_loss"],
+                    best_mode="min",
                     cleanup_tmp_directories=True,
                     create=True,
                 ),
-                item_names=("state", "notes"),
+                item_handlers={"state": ocp.StandardCheckpointHandler(), "notes": ocp.JsonCheckpointHandler()},
             )
         except OSError as error:
             raise UserError(f"output: {self.folder} cannot be used for checkpoints ({error}).") from error
@@ -57,8 +60,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the checkpoint with the lowest validation loss, when one has any."""
-        scored = [info for info in self._manager._checkpoints if info.metrics]
-        return min(scored, key=lambda info: info.metrics["eval_loss"]).step if scored else None
+        return self._manager.best_step()
 
     def notes(self, step: int) -> Notes:
         """The notes of the checkpoint of that step."""
@@ -67,6 +69,16 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state at that step, laid out as `like` (shapes with shardings), whatever mesh it was saved from."""
         flat = named_leaves(like)
+        # Compared first: orbax, told of a wrong shape, fails in the middle of reading.
+        there = self._manager.item_metadata(step)["state"]
+        held = {name: tuple(array.shape) for name, array in dict(there).items()}
+        wanted = {name: tuple(array.shape) for name, array in flat.items()}
+        if held != wanted:
+            name = next(name for name in (*wanted, *held) if held.get(name) != wanted.get(name))
+            raise RunFailure(
+                f"the checkpoint {self.folder / str(step)} is of another model or optimizer: {name} is "
+                f"{held.get(name, 'not in it')}, and {wanted.get(name, 'not in')} in this run. Start anew with --fresh."
+            )
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(flat))).state
         except (ValueError, KeyError, OSError) as error:

@@ -114,7 +114,7 @@ def state_shardings(mesh: Mesh, abstract: TrainState, params: Mapping[str, Param
 def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
     """Shapes with the sharding of each: what a checkpoint is restored into and a step is lowered with."""
 
-    def place(leaf: Any, sharding: NamedSharding) -> Any:
+    def place(leaf: Any, sharding: jax.sharding.Sharding) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree.map(place, abstract, shardings)
