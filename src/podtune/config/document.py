@@ -128,6 +128,8 @@ def _syntax_fault(error: Any, name: str) -> Fault:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark is not None else 1
     problem = str(error.problem or error.context)
+    for token, meaning in TOKENS.items():
+        problem = problem.replace(f"'{token}'", meaning).replace(token, meaning)
     if "'\\t'" in problem:
         return Fault(Place.in_file(name, line), "a tab cannot indent or separate in YAML; use blanks")
     if "mapping values are not allowed" in problem:
@@ -136,6 +138,17 @@ def _syntax_fault(error: Any, name: str) -> Fault:
     if opened is not None and error.context and opened.line + 1 != line:
         problem += f" ({error.context} that begins on line {opened.line + 1})"
     return Fault(Place.in_file(name, line), f"not YAML: {problem}")
+
+
+TOKENS = {
+    "<document start>": "the end of the file",
+    "<stream end>": "the end of the file",
+    "<block end>": "the end of the block",
+    "<block mapping start>": "a mapping",
+    "<block sequence start>": "a list",
+    "<scalar>": "a value",
+}
+"""The parser's names for what it wanted or met, in a reader's words."""
 
 
 class _TooLarge(Exception):
@@ -184,6 +197,7 @@ class _Builder:
         if event.anchor is not None:
             self.anchors[event.anchor] = None
         if kind(event) == "ScalarEvent":
+            self.join_surrogates(event)
             plain = event.style is None and event.tag is None
             node = Node(resolve(event.value) if plain else event.value, self.place(event))
         elif kind(event) == "MappingStartEvent":
@@ -197,6 +211,14 @@ class _Builder:
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return node
+
+    def join_surrogates(self, event: Any) -> None:
+        r"""Joins a character written as JSON does, in two halves (\ud83d\ude00); half a character is refused."""
+        try:
+            event.value = event.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self.fault(event, "a text holds half a character (a lone \\ud800 to \\udfff); write the whole one")
+            event.value = event.value.encode("utf-8", "replace").decode()
 
     def alias(self, event: Any) -> Node:
         if event.anchor not in self.anchors:
@@ -223,6 +245,7 @@ class _Builder:
                 self.node(event, events, depth + 1)
                 self.node(next(events), events, depth + 1)
                 continue
+            self.join_surrogates(event)
             key = str(event.value)
             value = self.node(next(events), events, depth + 1)
             if key == "<<" and event.style is None:

@@ -12,6 +12,7 @@ from podtune.config.document import MAX_BYTES, Fault, Node, Place, read_document
 from podtune.config.errors import ConfigError
 from podtune.config.overrides import apply_override, subject_in
 from podtune.config.schema import NOT_IN_THIS_VERSION, Run, Subject
+from podtune.config.subject import LIST_TAG, SCALAR_TAG
 from podtune.config.writing import dump_run
 
 __all__ = ["ConfigError", "dump_run", "load_run"]
@@ -98,7 +99,7 @@ def _check(root: Node, faults: list[Fault]) -> Run | None:
 def _faults(error: ValidationError, root: Node, faulty: Sequence[Key]) -> Iterator[tuple[Key, Fault | None]]:
     """Each error as a key and what to say of it (nothing, when it only follows from a fault already told)."""
     for detail in error.errors(include_url=False):
-        key = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
+        key = tuple(part for part in detail["loc"] if part not in (LIST_TAG, SCALAR_TAG))
         context = detail.get("ctx", {})
         if detail["type"] == "podtune_rules":
             for breach in context["breaches"]:

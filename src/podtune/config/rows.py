@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BeforeValidator, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
 from pydantic_core import CoreSchema, core_schema
 
-from podtune.config.subject import OneOrMany, Subject, as_sequence, list_or_scalar
+from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, Subject, as_sequence, list_or_scalar
 from podtune.config.values import (
     Bool,
     Choice,
@@ -102,8 +102,8 @@ class Data(Subject):
     train: Sources
     """One path, or a list of paths and mappings {path, weight, shape, columns, split, documents}."""
     validation: Annotated[
-        Annotated[Literal["auto", "none"] | int | float, Tag("<scalar>")]
-        | Annotated[tuple[Source, ...], Tag("<list>")],
+        Annotated[Literal["auto", "none"] | int | float, Tag(SCALAR_TAG)]
+        | Annotated[tuple[Source, ...], Tag(LIST_TAG)],
         Discriminator(list_or_scalar),
         ValidationRows(),
     ] = "auto"

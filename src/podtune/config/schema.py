@@ -9,7 +9,7 @@ from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from podtune.config.rows import Columns, Data, Shape, Source, TrainOn
-from podtune.config.subject import OneOrMany, Subject, list_or_scalar
+from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, Subject, list_or_scalar
 from podtune.config.training import EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
 from podtune.config.values import (
     Bool,
@@ -59,7 +59,7 @@ class LoRA(Subject):
     dropout: Annotated[float, Real(at_least=0, below=1)] = 0.0
     """Dropout on the adapter's input."""
     targets: Annotated[
-        Annotated[Literal["all-linear"], Tag("<scalar>")] | Annotated[tuple[String, ...], Tag("<list>")],
+        Annotated[Literal["all-linear"], Tag(SCALAR_TAG)] | Annotated[tuple[String, ...], Tag(LIST_TAG)],
         Discriminator(list_or_scalar),
         OneOrMany(words=("all-linear",), empty=False),
     ] = "all-linear"

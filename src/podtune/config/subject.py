@@ -9,6 +9,9 @@ from pydantic_core import CoreSchema, core_schema
 
 from podtune.config.values import JsonSchema, describe, wrong
 
+LIST_TAG, SCALAR_TAG = "\x01list", "\x01scalar"
+"""Name the two members of a union; no key of a YAML file can be called so."""
+
 
 def as_sequence(value: object) -> tuple[object, ...]:
     """A list as it is; anything else as a list of one."""
@@ -61,7 +64,7 @@ class OrNone:
 
 def list_or_scalar(value: object) -> str:
     """Tells the two members of a union apart, so that errors speak of the one that is meant."""
-    return "<list>" if isinstance(value, list | tuple) else "<scalar>"
+    return LIST_TAG if isinstance(value, list | tuple) else SCALAR_TAG
 
 
 class Subject(BaseModel):
