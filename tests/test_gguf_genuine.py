@@ -124,5 +124,6 @@ def test_transformers_computes_the_same_from_our_configuration_and_tensors(real_
     with torch.no_grad():
         theirs = model(torch.tensor([ids])).logits[0].numpy()
     ours = PlainModel(files).logits(ids)
-    np.testing.assert_allclose(ours, theirs, atol=2e-3)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    # Just above what was measured here (2.612 and 2.120): decoded weights that got worse would show.
     assert nats(ours, ids) < most_nats
