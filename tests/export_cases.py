@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,13 @@ def transformers_folder(model: Model, weights: Any, folder: Path) -> Path:
     return folder
 
 
+@partial(jax.jit, static_argnums=0)
+def _logits(model: Model, weights: Any, tokens: jax.Array) -> jax.Array:
+    return model.unembed(weights, model.hidden(weights, tokens).states)
+
+
 def our_logits(model: Model, weights: Any, tokens: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.jit(lambda w, t: model.unembed(w, model.hidden(w, t).states))(weights, tokens))
+    return np.asarray(_logits(model, weights, tokens))
 
 
 def some_tokens(rows: int = 2, length: int = 24) -> np.ndarray:

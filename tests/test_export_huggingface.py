@@ -71,10 +71,15 @@ def test_transformers_computes_base_and_adapter_and_continues_alike(family, tmp_
     reloaded = torch_model(tmp_path / "model")
     assert np.abs(torch_logits(reloaded) - our_logits(model, weights, TOKENS)).max() < 1e-4
     prompt = TOKENS[0, :9].tolist()
-    ours = list(Generator(model, weights, tokenizer).stream(prompt, max_new_tokens=8))
     theirs = torch_answer(reloaded, prompt, 8)
     ends = [token in tokenizer.turn_end_ids for token in theirs]
-    assert ours == (theirs[: ends.index(True)] if any(ends) else theirs)
+    assert len(theirs) == 8 or ends[-1]
+    said = list(prompt)
+    for _ in theirs:
+        padded = np.zeros_like(TOKENS)  # one shape, so one compilation; nothing sees what comes after it
+        padded[0, : len(said)] = said
+        said.append(int(our_logits(model, weights, padded)[0, len(said) - 1].argmax()))
+    assert said[len(prompt) :] == theirs
 
 
 def test_generation_from_the_folder_stops_at_the_turn_end_and_takes_the_template_with_it(tmp_path):
