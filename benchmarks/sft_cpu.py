@@ -102,8 +102,8 @@ def measure(options: argparse.Namespace, folder: Path, precision: str, scratch: 
         )
     if precision == "float32":
         ours_found, theirs_found = (dict(np.load(scratch / f"{one}.npz")) for one in ("podtune", "torch"))
-        difference, where = gradient_difference(ours_found, theirs_found)
-        print(f"first-step adapter gradients differ by at most {difference:.1e} (relative; {where})")
+        apart = gradient_difference(ours_found, theirs_found)
+        print(f"first-step adapter gradients differ by {apart.whole:.1e}, at most {apart.worst:.1e} ({apart.where})")
     print(f"again: python benchmarks/sft_cpu.py --precision {precision} --pairs {options.pairs}")
 
 

@@ -14,7 +14,7 @@ from support.sft_inputs import (
     LEARNING_RATE,
     RANK,
     adapter_start,
-    random_batch,
+    fixed_batch,
     stacked_adapters,
     unstacked_gradients,
 )
@@ -64,7 +64,7 @@ def main() -> None:
     start = adapter_start(files.config)
     trainable = {name: jnp.asarray(_start(start, name).reshape(array.shape)) for name, array in trainable.items()}
     state = program.start(trainable)
-    batch = on_mesh(_batch(random_batch(files.config, rows, row_tokens)), mesh)
+    batch = on_mesh(_batch(fixed_batch(files.config, rows, row_tokens)), mesh)
     gradients_path: str | None = arguments.get("gradients")
 
     def step() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from support.pairs import serve_steps
-from support.sft_inputs import ALPHA, LEARNING_RATE, RANK, adapter_start, random_batch
+from support.sft_inputs import ALPHA, LEARNING_RATE, RANK, adapter_start, fixed_batch
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
             assert weight.dtype == torch.float32
             weight.copy_(torch.from_numpy(start[name]))
     optimizer = torch.optim.AdamW(adapters.values(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
-    ids = torch.from_numpy(random_batch(config, arguments["rows"], arguments["row_tokens"])).long()
+    ids = torch.from_numpy(fixed_batch(config, arguments["rows"], arguments["row_tokens"])).long()
     autocast = precision in ("bfloat16", "bfloat16-both")
     gradients_path: str | None = arguments.get("gradients")
 
