@@ -52,7 +52,7 @@ def linear(x: Float[Array, "..."], weight: Weight, *, inputs: int = 1) -> Float[
     dropped = x
     if weight.dropout > 0 and weight.dropout_key is not None:
         dropped = _drop(x, weight.dropout, weight.dropout_key)
-    elif x.dtype == jnp.float32:
+    elif x.dtype == jnp.float32 and math.prod(x.shape[: x.ndim - inputs]) >= _FEW_ROWS:
         return _merged_linear(inputs, weight.scale, x, weight.base.astype(x.dtype), weight.a, weight.b)
     # In bfloat16 the sum of base and update would round the update away, so the two products are added instead.
     update = _contract(_contract(dropped, weight.a.astype(x.dtype), inputs), weight.b.astype(x.dtype), 1)
@@ -126,6 +126,9 @@ def _merged_linear_backward(inputs: int, scale: float, kept: Any, gradient: Arra
 def _merged_linear_primal(inputs: int, scale: float, x: Array, base: Array, a: Array, b: Array) -> Array:
     return _contract(x, _merged(scale, base, a, b), inputs)
 
+
+# While decoding a token at a time, the sum costs far more than its use.
+_FEW_ROWS = 32
 
 # float32: one matmul by (base + update) in each direction costs less than skinny products beside every wide one.
 _merged_linear = jax.custom_vjp(_merged_linear_primal, nondiff_argnums=(0, 1))
