@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -269,3 +270,56 @@ def test_the_host_holds_no_more_than_one_tensor_beside_the_mesh():
     room = 12e6  # compiled programs and threads
     assert measured["loaded"] < measured["held"] + 1.3 * measured["largest"] + room, measured
     assert measured["saved"] < measured["held"] + 1.3 * measured["largest"] + room, measured
+
+
+PROCESSES = """
+import sys, zlib
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+import numpy as np
+import tiny_models as tiny
+from podtune.config.schema import LoRA
+from podtune.families.loading import load_weights
+from podtune.families.saving import hf_tensors
+from podtune.families.tensors import checkpoint_tensors
+from podtune.weights.adapters import attach
+
+model = tiny.tiny_model("llama-tied")
+random = np.random.default_rng(0)
+store = tiny.MemoryStore({t.name: random.normal(size=t.shape).astype(np.float32) for t in checkpoint_tensors(model)})
+mesh = tiny.mesh_of(1, 2, 2)
+assert not all(device.process_index == 0 for device in mesh.devices.flat)
+description = attach(model.describe(), LoRA(rank=2), aliases=model.aliases())
+weights = load_weights(model, description, store, mesh, key=jax.random.key(0))
+for tensor in hf_tensors(model, weights):
+    np.testing.assert_array_equal(tensor.read(), store.tensors[tensor.name], err_msg=tensor.name)
+whole = sum(tensor.nbytes for tensor in store.tensors.values())
+print("read", sum(store.bytes_read.values()) / whole)
+"""
+
+
+def test_two_processes_read_their_parts_and_both_gather_every_tensor():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent)}
+    pair = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESSES, address, str(process)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in (0, 1)
+    ]
+    try:
+        for process in pair:
+            said, faults = process.communicate(timeout=200)
+            assert process.returncode == 0, faults
+            assert float(said.split()[-1]) < 0.55  # the mesh splits every large tensor between the two
+    finally:
+        for process in pair:
+            process.kill()
