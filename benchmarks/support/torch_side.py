@@ -3,6 +3,7 @@
 sdpa attention; a base without gradients; fused AdamW over the adapters alone; gradient clipping at 1.0; no KV cache.
 In bfloat16 there are three ways (`bfloat16`: autocast over float32 weights; `bfloat16-weights`: bfloat16 base, float32
 adapters, no autocast; `bfloat16-both`: bfloat16 base under autocast).
+`float64` is slow, and what gradients are held to.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ def main() -> None:
 
     torch.set_num_threads(arguments["threads"])
     precision: str = arguments["precision"]
-    weights_dtype = torch.bfloat16 if precision in ("bfloat16-weights", "bfloat16-both") else torch.float32
+    dtypes = {"bfloat16-weights": torch.bfloat16, "bfloat16-both": torch.bfloat16, "float64": torch.float64}
+    weights_dtype = dtypes.get(precision, torch.float32)
     model = AutoModelForCausalLM.from_pretrained(arguments["folder"], dtype=weights_dtype, attn_implementation="sdpa")
     model.config.use_cache = False
     config = json.loads((Path(arguments["folder"]) / "config.json").read_text())
     model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear"))
+    if precision == "float64":
+        model = model.double()
     if arguments["checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
@@ -41,7 +45,7 @@ def main() -> None:
     assert start.keys() == adapters.keys()
     with torch.no_grad():
         for name, weight in adapters.items():
-            assert weight.dtype == torch.float32
+            assert weight.dtype == (torch.float64 if precision == "float64" else torch.float32)
             weight.copy_(torch.from_numpy(start[name]))
     optimizer = torch.optim.AdamW(adapters.values(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
     ids = torch.from_numpy(fixed_batch(config, arguments["rows"], arguments["row_tokens"])).long()
@@ -51,9 +55,12 @@ def main() -> None:
     def step() -> dict[str, Any]:
         nonlocal gradients_path
         cast = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-        with cast:
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
+        if precision == "float64":
+            loss = _row_by_row(model, ids)
+        else:
+            with cast:
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
         if gradients_path:
             np.savez(gradients_path, **{name: weight.grad.numpy() for name, weight in adapters.items()})
             gradients_path = None
@@ -63,6 +70,20 @@ def main() -> None:
         return {"loss": loss.item(), "tokens": ids.numel()}
 
     serve_steps({"torch": torch.__version__}, step)
+
+
+def _row_by_row(model: Any, ids: Any) -> Any:
+    """The mean loss and its gradients in float64 to the end (transformers' own loss is in float32); a row at a time,
+    for the memory it takes."""
+    import torch
+
+    total = torch.zeros((), dtype=torch.float64)
+    for row in ids:
+        logits = model(input_ids=row[None]).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, row[1:]) / len(ids)
+        loss.backward()
+        total += loss.detach()
+    return total
 
 
 def short_name(name: str) -> str:
