@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -18,7 +18,7 @@ _COPIED_SHARE = 0.3
 
 def build_mesh(
     request: MeshSettings,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     *,
     method: Literal["full", "lora"] = "lora",
     weight_bytes: int = 0,
@@ -38,7 +38,7 @@ def build_mesh(
     rest = count // request.tensor
     data, fsdp = request.data, request.fsdp
     if data == "auto" and fsdp == "auto":
-        data, fsdp = (1, rest) if _is_split(method, weight_bytes, devices[0]) else (rest, 1)
+        data, fsdp = (1, rest) if _is_split(method, weight_bytes, own_device(devices)) else (rest, 1)
     elif data == "auto":
         data = max(1, rest // int(fsdp))
     elif fsdp == "auto":
@@ -53,6 +53,12 @@ def build_mesh(
     return jax.make_mesh((data, fsdp, request.tensor), AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
 
 
+def own_device(devices: Sequence[Any]) -> Any:
+    """The first of these devices that this process holds: the memory of others' cannot be asked for."""
+    mine = [device for device in devices if device.process_index == jax.process_index()]
+    return mine[0] if mine else devices[0]
+
+
 def describe_mesh(mesh: Mesh) -> str:
     """Such as `8 TPU v5 lite devices: data=1 x fsdp=8 x tensor=1`."""
     device = mesh.devices.flat[0]
@@ -61,7 +67,7 @@ def describe_mesh(mesh: Mesh) -> str:
     return f"{mesh.size} {kind} {'device' if mesh.size == 1 else 'devices'}: {axes}"
 
 
-def _is_split(method: str, weight_bytes: int, device: jax.Device) -> bool:
+def _is_split(method: str, weight_bytes: int, device: Any) -> bool:
     if method == "full":
         return True
     memory = (device.memory_stats() or {}).get("bytes_limit", 0)

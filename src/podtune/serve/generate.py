@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -159,14 +159,20 @@ class _Settings:
             top_p=jnp.float32(sampling.top_p),
         )
 
-    def choose(self, logits: Float[Array, "rows vocab"], places: Int[Array, " rows"]) -> Int[Array, " rows"]:
+    def choose(
+        self, logits: Float[Array, "rows vocab"], places: Int[Array, " rows"], *, mesh: Mesh | None
+    ) -> Int[Array, " rows"]:
         """A token for each row; its key depends on the row and on the place of the token in it."""
 
         def one(logits: Array, row: Array, place: Array) -> Array:
             key = jax.random.fold_in(jax.random.fold_in(self.key, row), place)
             return next_token(logits, key, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
-        return jax.lax.map(lambda each: one(*each), (logits, jnp.arange(logits.shape[0]), places))
+        chosen = jax.lax.map(lambda each: one(*each), (logits, jnp.arange(logits.shape[0]), places))
+        # Whole on every device, so that each process can read them.
+        return (
+            chosen if mesh is None else jax.lax.with_sharding_constraint(chosen, NamedSharding(mesh, PartitionSpec()))
+        )
 
 
 @partial(jax.jit, static_argnames=("config", "slots", "compute_dtype", "mesh"))
@@ -198,7 +204,7 @@ def _prefill(
     )
     last = jnp.take_along_axis(seen.states, (counts - 1)[:, None, None], axis=1)[:, 0]
     assert seen.cache is not None
-    return settings.choose(unembed(config, weights, last), counts), seen.cache
+    return settings.choose(unembed(config, weights, last), counts, mesh=mesh), seen.cache
 
 
 @partial(jax.jit, static_argnames=("config", "compute_dtype", "mesh"), donate_argnames=("cache",))
@@ -225,4 +231,4 @@ def _decode(
         mesh=mesh,
     )
     assert seen.cache is not None
-    return settings.choose(unembed(config, weights, seen.states[:, 0]), positions + 1), seen.cache
+    return settings.choose(unembed(config, weights, seen.states[:, 0]), positions + 1, mesh=mesh), seen.cache

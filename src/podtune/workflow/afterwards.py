@@ -32,6 +32,7 @@ def export_run(output: OutputFolder, console: Console, *, dtype: str | None = No
         finishing.check_exported(work)
         finishing.write_report(work)
         output.reach("finished")
+        output.publish(whole=True)
 
 
 def convert_model(source: str, to: Path, console: Console, *, dtype: str | None = None) -> None:

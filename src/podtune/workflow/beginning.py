@@ -168,12 +168,14 @@ def _template(path: str | None) -> str | None:
 
 def _check_memory(work: Work) -> None:
     """Weights and what the optimizer keeps beside them against the memory there is; activations come on top."""
+    from podtune.parallel.mesh import own_device
+
     devices = work.mesh.devices.flatten()
     trained = trained_parameters(work)
     held = (
         parameters(work.model) * work.held_dtype.itemsize + trained * _BYTES_PER_TRAINED[work.run.train.optimizer.name]
     )
-    stats = devices[0].memory_stats() or {}
+    stats = own_device(list(devices)).memory_stats() or {}
     there = int(stats.get("bytes_limit", 0)) or host_memory()
     # A CPU's devices share one memory; those of an accelerator split what fsdp and tensor split.
     ways = 1 if devices[0].platform == "cpu" else work.mesh.shape["fsdp"] * work.mesh.shape["tensor"]

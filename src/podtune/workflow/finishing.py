@@ -68,6 +68,8 @@ def check_exported(work: Work) -> None:
 
 def write_report(work: Work) -> None:
     """report.html, the model card, and both answers side by side on the console."""
+    if not work.output.writes:
+        return
     samples = read_samples(work.output.samples)
     results = work.output.record.get("results", {})
     if not work.console.quiet:

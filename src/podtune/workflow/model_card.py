@@ -10,6 +10,7 @@ from typing import Any, Literal
 from podtune import __version__
 from podtune.config.loading import dump_run
 from podtune.workflow.beginning import base_name, export_dtype
+from podtune.workflow.summary import run_name
 from podtune.workflow.work import Work
 
 Place = Literal["output", "model", "adapter"]
@@ -18,7 +19,7 @@ Place = Literal["output", "model", "adapter"]
 def model_card(work: Work, place: Place) -> str:
     """What it is made from and how, what it scored, and how to load it from where this file lies."""
     record = work.output.record
-    title = work.output.path.resolve().name
+    title = run_name(work)
     parts = [_front_matter(work, place), f"# {title}", _about(work), _results(record.get("results", {}))]
     parts += [_loading(work, place), _settings(work, record)]
     return "\n\n".join(part for part in parts if part) + "\n"

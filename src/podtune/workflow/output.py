@@ -6,7 +6,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from podtune.config.errors import RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
 from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
+from podtune.hub.remote import is_remote
+from podtune.train.output import local_folder
+from podtune.workflow.remote_output import fetch, listed, publish
 
 STATES = ("started", "trained", "evaluated", "exported", "finished")
 """How far a run has come, in order."""
@@ -27,10 +31,15 @@ _FREE_IN_TRAIN = ("log_every", "checkpoint_every", "on_nan", "max_bad_steps", "e
 
 @dataclass
 class OutputFolder:
-    """One run's folder. `record` is run.json."""
+    """One run's folder. `record` is run.json. address: where it is published, when that is an object store.
+
+    writes: False in every process but the first of several.
+    """
 
     path: Path
     record: dict[str, Any] = field(default_factory=dict)
+    address: str | None = None
+    writes: bool = True
 
     @property
     def model(self) -> Path:
@@ -62,11 +71,17 @@ class OutputFolder:
     def update(self, **facts: Any) -> None:
         """Adds to run.json."""
         self.record.update(facts)
-        write_json(self.path / "run.json", self.record)
+        if self.writes:
+            write_json(self.path / "run.json", self.record)
 
     def reach(self, state: str, **facts: Any) -> None:
         """Says in run.json how far the run is; never back."""
         self.update(**facts, **({} if self.has_reached(state) else {"state": state}))
+
+    def publish(self, *, whole: bool) -> None:
+        """Copies what is new to the address, if there is one: everything, or the small files alone."""
+        if self.address is not None and self.writes:
+            publish(self.path, self.address, whole=whole)
 
     def load_run(self) -> Run:
         """The run as it was resolved."""
@@ -88,33 +103,35 @@ def open_output(path: Path) -> OutputFolder:
 
 def check_usable(run: Run, *, fresh: bool = False) -> None:
     """Refuses, before anything is done, an output folder that holds something else or another run, or is read-only."""
-    path = Path(run.output.path)
-    if "://" in run.output.path:
+    if is_remote(run.output.path):
+        _check_remote(run, fresh=fresh)
         return
+    path = Path(run.output.path)
     if path.exists() and not path.is_dir():
         raise UserError(f"output: {path} is a file. Name a folder that does not exist yet, or an empty one.")
     if is_output_folder(path):
         if not fresh:
             _refuse_another_run(path, run)
-    elif path.is_dir() and any(one for one in path.iterdir() if not one.name.startswith(".")):
-        found = ", ".join(sorted(one.name for one in path.iterdir())[:3])
-        raise UserError(
-            f"output: {path} already holds something else ({found}, …), which podtune does not touch. "
-            "Name a folder that does not exist yet, or an empty one."
-        )
+    elif path.is_dir():
+        _refuse_foreign(path, [one.name for one in path.iterdir() if not one.name.startswith(".")])
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"output: {existing} is not writable for this user. Name another folder.")
 
 
 @contextmanager
-def claimed(run: Run, *, fresh: bool = False) -> Iterator[OutputFolder]:
-    """The run's folder, made if it is not there, and kept from every other process until the block ends.
+def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[OutputFolder]:
+    """The run's folder, made if it is not there, and kept from every other run until the block ends.
 
-    fresh: what an earlier run recorded there is forgotten.
+    fresh: what an earlier run recorded there is forgotten. first: False in the other processes of one run, which write
+    nothing.
     """
+    if not first:
+        yield OutputFolder(local_folder(run.output.path), writes=False)
+        return
     check_usable(run, fresh=fresh)
-    path = Path(run.output.path)
+    path = local_folder(run.output.path)
+    address = run.output.path if is_remote(run.output.path) else None
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("a")
@@ -127,10 +144,13 @@ def claimed(run: Run, *, fresh: bool = False) -> Iterator[OutputFolder]:
             raise UserError(
                 f"output: another podtune is running in {path}. Wait for it to end, or name another folder."
             ) from error
-        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) and not fresh else {})
+        if address is not None:
+            fetch(address, path)
+        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) and not fresh else {}, address)
         if fresh:
             folder.samples.unlink(missing_ok=True)
-        write_text(path / "run.yaml", dump_run(run))
+        if not folder.has_reached("finished"):
+            write_text(path / "run.yaml", dump_run(run))
         if folder.state is None:
             folder.update(state="started")
         yield folder
@@ -158,11 +178,33 @@ def _compare(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, A
         yield key, before, now
 
 
+def _check_remote(run: Run, *, fresh: bool) -> None:
+    """As `check_usable`, for an object store: what it holds is listed, and its run.yaml read."""
+    address = run.output.path
+    names = listed(address)
+    if {"run.json", "run.yaml"} <= names:
+        if not fresh:
+            with tempfile.TemporaryDirectory() as scratch:
+                fetch(address, Path(scratch))
+                _refuse_another_run(Path(scratch), run)
+    else:
+        _refuse_foreign(address, sorted(names))
+
+
+def _refuse_foreign(path: Path | str, names: Sequence[str]) -> None:
+    """A run that was killed at its very start leaves run.yaml alone; anything else is not ours."""
+    if set(names) - {"run.yaml"}:
+        raise UserError(
+            f"output: {path} already holds something else ({', '.join(sorted(names)[:3])}, …), which podtune does not "
+            "touch. Name a folder that does not exist yet, or an empty one."
+        )
+
+
 def _refuse_another_run(path: Path, run: Run) -> None:
     changed = differences(load_run(path / "run.yaml"), run)
     if changed:
         raise UserError(
-            f"output: {path} holds a run with other settings, and this one cannot go on from it:\n  "
+            f"output: {run.output.path} holds a run with other settings, and this one cannot go on from it:\n  "
             + "\n  ".join(changed)
             + "\nName another folder, or start anew with --fresh."
         )

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from podtune import __version__
 from podtune.config.schema import Run
+from podtune.parallel.distributed import Processes, start_processes
 from podtune.workflow import beginning, finishing, training
 from podtune.workflow.environment import machine, versions
-from podtune.workflow.output import OutputFolder, check_usable, claimed
+from podtune.workflow.output import OutputFolder, claimed
 from podtune.workflow.work import Work
 
 
@@ -42,9 +44,10 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
     export: False stops after training; `podtune export` writes the rest. fresh: start anew although the folder holds
     this run. A run that is finished already is said to be so, and nothing is done.
     """
-    check_usable(run, fresh=fresh)
-    with claimed(run, fresh=fresh) as output:
-        if output.has_reached("finished"):
+    processes = start_processes()
+    console = console if processes.index == 0 else Console(quiet=True)
+    with claimed(run, fresh=fresh, first=processes.index == 0) as output:
+        if _is_finished(output, processes):
             console.print(finished_message(output), markup=False, highlight=False, soft_wrap=True)
             return output
         output.update(
@@ -53,16 +56,32 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
             versions=versions(),
             machine=machine(),
         )
+        output.publish(whole=False)
         work = Work(run, console, output, fresh=fresh)
-        for stage in STAGES:
-            if export or stage.name not in NOT_IN_TRAIN:
-                with work.timed(stage.name):
-                    stage.does(work)
+        try:
+            for stage in STAGES:
+                if export or stage.name not in NOT_IN_TRAIN:
+                    with work.timed(stage.name):
+                        stage.does(work)
+        except BaseException:
+            output.publish(whole=False)
+            raise
         output.update(timings=work.timings, devices=work.device, mesh=dict(work.mesh.shape))
         if export:
             output.reach("finished", ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        output.publish(whole=True)
         work.say(_farewell(output, exported=export))
         return output
+
+
+def _is_finished(output: OutputFolder, processes: Processes) -> bool:
+    """As the first process sees it, for it alone reads the record."""
+    finished = output.has_reached("finished")
+    if processes.count == 1:
+        return finished
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(finished)))
 
 
 def finished_message(output: OutputFolder) -> str:
@@ -75,7 +94,8 @@ def finished_message(output: OutputFolder) -> str:
 
 
 def _farewell(output: OutputFolder, *, exported: bool) -> str:
-    path = output.path
+    path = output.address or output.path
     if not exported:
-        return f"trained: {path}. Export it: podtune export {path}. Report: {path / 'report.html'}"
-    return f"done: {path}. Report: {path / 'report.html'}. Talk to it: podtune chat {path}"
+        return f"trained: {path}. Export it: podtune export {path}. Report: {path}/report.html"
+    talk = f"{path}/model" if output.address else path
+    return f"done: {path}. Report: {path}/report.html. Talk to it: podtune chat {talk}"

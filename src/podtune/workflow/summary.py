@@ -22,7 +22,7 @@ def make_report(
     record = work.output.record
     results, model = record.get("results", {}), record.get("model", {})
     return Report(
-        title=work.output.path.resolve().name,
+        title=run_name(work),
         summary=_summary(work, results),
         figures=_figures(results, model, metrics),
         warnings=record.get("warnings", []),
@@ -42,6 +42,11 @@ def _summary(work: Work, results: Mapping[str, Any]) -> str:
     method = f"LoRA of rank {lora.rank}" if lora else "full fine-tuning"
     epochs = results.get("steps", 0) and f" in {results['steps']} steps"
     return f"{short_source(work.run.model.source)}, {method} on {work.prepared.train.examples:,} examples{epochs or ''}"
+
+
+def run_name(work: Work) -> str:
+    """The last part of the output's name."""
+    return (work.output.address or str(work.output.path.resolve())).rstrip("/").rsplit("/", 1)[-1]
 
 
 def short_source(source: str) -> str:

@@ -75,7 +75,8 @@ def answer(work: Work, weights: Any, *, step: int, moment: str) -> list[str]:
         work.generator.weights = weights
         answers = answer_all(work.generator, work.prompts, max_new_tokens=work.run.eval.max_new_tokens)
         work.generator.weights = None
-    record_answers(work.output.samples, work.prompts, answers, moment=moment, step=step)
+    if work.output.writes:
+        record_answers(work.output.samples, work.prompts, answers, moment=moment, step=step)
     return answers
 
 

@@ -1,0 +1,74 @@
+"""An output folder in an object store: its files are written on this machine and copied there, run.json last.
+
+Checkpoints are not copied: training writes them to the store itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from podtune.config.errors import RunFailure, UserError
+
+SMALL_FILES = ("run.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "README.md", "run.json")
+_FOLDERS = ("model", "adapter", "tensorboard")
+
+
+def listed(address: str) -> set[str]:
+    """The names directly below an address; empty where nothing is. Raises UserError when it cannot be reached."""
+    system, root = _open(address)
+    try:
+        found = system.ls(root, detail=False)
+    except FileNotFoundError:
+        return set()
+    except Exception as error:  # each store has its own
+        raise UserError(
+            f"output: {address} cannot be listed ({_said(error)}). Check the bucket's name and the credentials."
+        ) from error
+    return {str(name).rstrip("/").rsplit("/", 1)[-1] for name in found} - {root.rstrip("/").rsplit("/", 1)[-1]}
+
+
+def fetch(address: str, folder: Path) -> None:
+    """Copies the small files of a run that is there already, so that it can be gone on with on another machine."""
+    system, root = _open(address)
+    there = listed(address)
+    for name in SMALL_FILES:
+        if name in there:
+            try:
+                system.get_file(f"{root}/{name}", str(folder / name))
+            except Exception as error:
+                raise RunFailure(f"{address}/{name} cannot be read ({_said(error)}).") from error
+
+
+def publish(folder: Path, address: str, *, whole: bool) -> None:
+    """Copies the small files, and when `whole` the exported folders before them; run.json, which counts, comes last."""
+    system, root = _open(address)
+    files = [path for name in _FOLDERS for path in sorted((folder / name).rglob("*")) if whole and path.is_file()]
+    files += [folder / name for name in SMALL_FILES if (folder / name).is_file()]
+    for path in files:
+        name = path.relative_to(folder).as_posix()
+        try:
+            system.put_file(str(path), f"{root}/{name}")
+        except Exception as error:
+            raise RunFailure(
+                f"{address}/{name} cannot be written ({_said(error)}). The files are in {folder}; run again to go on."
+            ) from error
+
+
+def _open(address: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        system, root = fsspec.core.url_to_fs(address)
+    except ImportError as error:
+        raise UserError(
+            f"output: {address} needs a package that is not installed ({error}): pip install 'podtune[gcs]' for gs://, "
+            "'podtune[s3]' for s3://."
+        ) from error
+    except ValueError as error:
+        raise UserError(f"output: {address} is not an address that can be written to ({error}).") from error
+    return system, root.rstrip("/")
+
+
+def _said(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
