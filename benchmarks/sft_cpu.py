@@ -8,8 +8,8 @@ The same genuine weights, the same adapters (rank 16, alpha 32, all linear layer
 is a process of its own; they take turns, step by step, after one step each that is not counted. Prints the ratio of
 tokens a second (median over the pairs) and of peak memory (resident, over the life of the process), and how far the
 adapters' gradients of the first step are apart, and from torch's in float64.
-torch runs with and without gradient checkpointing, and in bfloat16 in the ways `torch_side.py` lists. Compared are speed
-with the fastest of them, memory with the leanest and the fastest.
+torch runs with and without gradient checkpointing, and in bfloat16 in the ways `torch_side.py` lists. Speed is
+compared with the fastest of them, memory with the leanest and the fastest.
 """
 
 from __future__ import annotations
