@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from podtune.config.errors import RunFailure, UserError
 from podtune.data import prepare as module
 from podtune.data import prepare_lock
 from podtune.data.fingerprint import FileHashes
+from podtune.data.prepare_encode import ChunkSummary
 from podtune.data.prepare_lock import preparation_lock
 
 TESTS = str(Path(__file__).parent)
@@ -221,13 +223,17 @@ def test_a_worker_that_is_killed_is_reported_and_what_is_finished_kept(
 ) -> None:
     path = write_rows(tmp_path / "a.jsonl", chats(60))
     monkeypatch.setattr("podtune.data.prepare_inputs._CHUNK_ROWS", 20)
-    monkeypatch.setattr("podtune.data.prepare.encode_chunk", kill_this_process)
+    monkeypatch.setattr("podtune.data.prepare.encode_chunk", kill_this_worker)
     with pytest.raises(RunFailure, match=r"a preparing process was killed.*data\.workers: 1"):
         prepare_chats(tmp_path, {"train": str(path), "workers": 2})
 
 
-def kill_this_process(*arguments: object) -> None:
+def kill_this_worker(*arguments: object) -> ChunkSummary:
+    if "PYTEST_CURRENT_TEST" in os.environ and multiprocessing.parent_process() is None:
+        time.sleep(0.1)
+        return ChunkSummary(0)
     os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
 
 
 def test_data_that_changes_while_it_is_read_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,14 @@ from podtune.config.errors import RunFailure
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 
+_AHEAD = 2  # tasks that each other process has at hand
+
 _shared: Any = None  # what the tasks of this worker process have in common
 
 
 class Workers(Generic[Shared]):
-    """Runs function(shared, *task) for many tasks in `count` processes; with a count of 0, in this one.
+    """Runs function(shared, *task) for many tasks in `count` processes, of which this one is the first: it works on a
+    task whenever the others have enough to do.
 
     Processes are spawned, not forked: the parent may hold threads of tokenizers or an accelerator.
     """
@@ -35,13 +38,13 @@ class Workers(Generic[Shared]):
         waiting: set[Future[Result]] = set()
         try:
             for task in tasks:
-                if self.count < 1:
+                done = {future for future in waiting if future.done()}
+                waiting -= done
+                yield from (future.result() for future in done)
+                if len(waiting) < _AHEAD * (self.count - 1):
+                    waiting.add(self._started().submit(_run_task, function, task))
+                else:
                     yield function(self.shared, *task)
-                    continue
-                if len(waiting) >= 2 * self.count:
-                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-                waiting.add(self._started().submit(_run_task, function, task))
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
@@ -54,7 +57,7 @@ class Workers(Generic[Shared]):
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count, context, _begin_worker, (self.shared,))
+            self._pool = ProcessPoolExecutor(self.count - 1, context, _begin_worker, (self.shared,))
         return self._pool
 
     def __enter__(self) -> "Workers[Shared]":

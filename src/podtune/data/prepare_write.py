@@ -53,9 +53,9 @@ def read_example(chunks: Path, examples: Examples, index: int) -> tuple[np.ndarr
 
 
 def _read_part(chunks: Path, chunk: int, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    data = os.pread(_descriptor(chunk_path(chunks, chunk)).number, 4 * length, 4 * start)
+    data = os.pread(_descriptor(chunks, chunk).number, 4 * length, 4 * start)
     marked = np.frombuffer(data, np.uint32)
-    return (marked & ~TRAINED_BIT).astype(np.int32), (marked & TRAINED_BIT) > 0
+    return (marked & ~TRAINED_BIT).view(np.int32), marked >= TRAINED_BIT
 
 
 class _Descriptor:
@@ -69,8 +69,8 @@ class _Descriptor:
 
 
 @lru_cache(maxsize=128)
-def _descriptor(path: Path) -> _Descriptor:
-    return _Descriptor(path)
+def _descriptor(chunks: Path, chunk: int) -> _Descriptor:
+    return _Descriptor(chunk_path(chunks, chunk))
 
 
 def forget_chunks() -> None:

@@ -10,7 +10,7 @@ hold the two equal on genuine tokenizers, and one text in CHECK_EVERY is tokenis
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
@@ -41,6 +41,15 @@ _ASCII_CLASSES = {
     "N": "0-9",
     "Nd": "0-9",
 }
+# Patterns whose words hold a space at their start alone, unless white space stands beside it. Between two such spaces a
+# text can be looked up whole, without the pattern.
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_APART_AT_SPACES = {_BYTE_LEVEL, _DIGITS_BYTE_LEVEL, _LLAMA3, _QWEN}
+_ASCII_TEXT = bytes([*b"\t\n\r", *range(32, 127)])
 # Letters, digits, white space and signs that have been what they are since Unicode 3: Latin, Greek, Cyrillic, kana, Han
 # and Hangul letters; quotes, dashes and other signs; emoji, which are neither letter nor number nor space to anyone.
 _UNSETTLED = re.compile(
@@ -135,7 +144,7 @@ class TextEncoder:
         return Encoded(text, ids, None, encoding.offsets)
 
     def _from_words(self, text: str) -> Encoded | None:
-        if self._words is None or _UNSETTLED.search(text) or not unicodedata.is_normalized("NFC", text):
+        if self._words is None or not _is_settled(text):
             return None
         ids = self._words.ids(text)
         ends = self._ends(text, ids)
@@ -150,6 +159,13 @@ class TextEncoder:
         return ends if total == (len(text) if text.isascii() else len(text.encode())) else None
 
 
+def _is_settled(text: str) -> bool:
+    """Whether every engine splits this text alike, and a normaliser to NFC leaves it as it is."""
+    if text.isascii():
+        return not text.encode().translate(None, _ASCII_TEXT)
+    return not _UNSETTLED.search(text) and unicodedata.is_normalized("NFC", text)
+
+
 class _Words(dict[str, tuple[int, ...]]):
     """The ids of words seen, and how a text is split into words."""
 
@@ -162,6 +178,7 @@ class _Words(dict[str, tuple[int, ...]]):
             self._splits if None in ascii_only else [re.compile(cast(str, p)) for p in ascii_only]
         )
         self._letters = _byte_letters()
+        self._units = _Units(self.split) if len(patterns) == 1 and patterns[0] in _APART_AT_SPACES else None
         added = {token.content: number for number, token in backend.get_added_tokens_decoder().items()}
         self._added = added
         longest_first = sorted(added, key=len, reverse=True)
@@ -181,24 +198,49 @@ class _Words(dict[str, tuple[int, ...]]):
         return cls(backend, patterns) if patterns and plain and whole and not affixes and one_kind else None
 
     def ids(self, text: str) -> Int32[np.ndarray, "n"]:
-        if len(self) > MAX_WORDS:
-            self.clear()
-        found: list[tuple[int, ...]] = []
+        for cache in (self, self._units):
+            if cache is not None and len(cache) > MAX_WORDS:
+                cache.clear()
+        found: list[bytes] = []
         pieces = self._control.split(text) if self._control else [text]
-        first, *others = self._ascii_splits if text.isascii() else self._splits
         for at, piece in enumerate(pieces):
             if at % 2:
-                found.append((self._added[piece],))
-            elif piece:
-                words: list[str] = first.findall(piece)
-                for split in others:
-                    words = list(chain.from_iterable(map(split.findall, words)))
-                found += map(self.__getitem__, words)
-        return np.fromiter(chain.from_iterable(found), np.int32)
+                found.append(np.int32(self._added[piece]).tobytes())
+            elif self._units is None or _has_spaces_together(piece):
+                found.append(self.split(piece))
+            else:  # a settled text has no \0
+                found += map(self._units.__getitem__, piece.replace(" ", "\0 ").split("\0"))
+        return np.frombuffer(b"".join(found), np.int32).copy()
+
+    def split(self, text: str) -> bytes:
+        """The ids of a text without control tokens, word by word, as int32."""
+        first, *others = self._ascii_splits if text.isascii() else self._splits
+        words: list[str] = first.findall(text)
+        for split in others:
+            words = list(chain.from_iterable(map(split.findall, words)))
+        return np.fromiter(chain.from_iterable(map(self.__getitem__, words)), np.int32).tobytes()
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         letters = "".join([self._letters[byte] for byte in word.encode()])
         ids = self[word] = tuple(token.id for token in self._model.tokenize(letters))
+        return ids
+
+
+def _has_spaces_together(text: str) -> bool:
+    """Whether white space stands beside a space."""
+    others = (white for white in "\n\t\r" if white in text)
+    return "  " in text or any(f" {white}" in text or f"{white} " in text for white in others)
+
+
+class _Units(dict[str, bytes]):
+    """The ids, as int32, of what stands between two spaces, the first space included."""
+
+    def __init__(self, split: Callable[[str], bytes]) -> None:
+        super().__init__()
+        self._split = split
+
+    def __missing__(self, unit: str) -> bytes:
+        ids = self[unit] = self._split(unit)
         return ids
 
 
