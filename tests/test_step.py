@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_cases import as_numpy, make_run, make_steps, poisoned, quick_compiling, tiny_model  # noqa: F401
+from train_cases import LORA, as_numpy, make_run, make_steps, poisoned, quick_compiling, tiny_model  # noqa: F401
 
 from podtune.config.schema import Mesh
 from podtune.parallel.mesh import build_mesh
@@ -23,7 +23,7 @@ def after_steps(method="lora", mesh=(1, 1, 1), steps=3, model=(), dropout=0.0, *
     """(losses, trained weights) after a few steps on a mesh (data, fsdp, tensor)."""
     data, fsdp, tensor = mesh
     devices = jax.devices()[: data * fsdp * tensor]
-    settings = method if method == "full" else {"lora": {"rank": 2, "dropout": dropout}}
+    settings = method if method == "full" else {"lora": {**LORA, "dropout": dropout}}
     case = make_steps(
         make_run(method=settings, train={**NO_NOISE, **train}),
         mesh=build_mesh(Mesh(data=data, fsdp=fsdp, tensor=tensor), devices),
@@ -184,9 +184,7 @@ def test_clipping_bounds_the_global_norm_of_what_is_subtracted():
 
 def test_evaluation_has_no_noise_no_dropout_and_no_smoothing():
     noisy = make_steps(
-        make_run(
-            method={"lora": {"rank": 2, "dropout": 0.5}}, train={"steps": 5, "neftune": 5.0, "label_smoothing": 0.1}
-        )
+        make_run(method={"lora": {**LORA, "dropout": 0.5}}, train={"steps": 5, "neftune": 5.0, "label_smoothing": 0.1})
     )
     plain = make_steps(make_run(train={"steps": 5}))
     batch = {name: array for name, array in plain.batch(0).items() if name != "requests"}

@@ -29,6 +29,9 @@ from podtune.weights.param import Param, map_params
 from podtune.weights.tree import named_leaves
 
 VOCAB, ROW_TOKENS = 97, 24
+# Enough to have every kind of adapter (one or several inputs and outputs, sharded by heads, kv heads and mlp) and to
+# compile in a moment.
+LORA = {"rank": 2, "targets": ["attention.q", "attention.k", "attention.o", "mlp.down"]}
 
 
 class Rows(PreparedSplit):
@@ -85,7 +88,7 @@ def make_run(output: Path | str = "out", *, method: Any = "lora", **blocks: Any)
         {
             "model": "tiny",
             "data": "rows.jsonl",
-            "method": method if method != "lora" else {"lora": {"rank": 2}},
+            "method": method if method != "lora" else {"lora": LORA},
             "output": str(output),
             "train": train,
             "eval": {"every": None, "samples": 0, **blocks.pop("eval", {})},

@@ -46,6 +46,7 @@ def chunked_cross_entropy(
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(settings: _Settings, states: Array, unembedding: Array, targets: Array, weights: Array) -> Array:
     """Without a gradient: evaluation."""
+    unembedding = unembedding.astype(states.dtype)
 
     def one_chunk(total: Array, chunk: Any) -> tuple[Array, None]:
         states, targets, weights = chunk
@@ -59,7 +60,9 @@ def _loss(settings: _Settings, states: Array, unembedding: Array, targets: Array
 def _forward(settings: _Settings, states: Any, unembedding: Any, targets: Any, weights: Any) -> tuple[Array, Any]:
     # A frozen unembedding is not perturbed: its gradient, as large as itself, is then neither formed nor kept.
     trained = unembedding.perturbed
-    matrix, rows, seq = unembedding.value, states.value.shape[0], states.value.shape[1]
+    rows, seq = states.value.shape[:2]
+    # Cast once, outside the loop: a split matrix is then gathered once, and in the narrow type.
+    matrix = unembedding.value.astype(states.value.dtype)
 
     def one_chunk(carry: Any, chunk: Any) -> tuple[Any, Array]:
         total, of_matrix = carry
@@ -67,7 +70,7 @@ def _forward(settings: _Settings, states: Any, unembedding: Any, targets: Any, w
         loss, of_logits = _chunk_loss(settings, states, matrix, targets, weights)
         of_logits = of_logits().astype(states.dtype)
         contracted = (((2,), (0 if settings.vocab_first else 1,)), ((), ()))
-        of_states = lax.dot_general(of_logits, matrix.astype(states.dtype), contracted)
+        of_states = lax.dot_general(of_logits, matrix, contracted)
         if trained:
             factors = (of_logits, states) if settings.vocab_first else (states, of_logits)
             of_matrix = of_matrix + lax.dot_general(
@@ -79,13 +82,15 @@ def _forward(settings: _Settings, states: Any, unembedding: Any, targets: Any, w
     chunks = _chunks(settings, states.value, targets.value, weights.value)
     (total, of_matrix), of_states = lax.scan(one_chunk, start, chunks)
     of_states = jnp.moveaxis(of_states, 0, 1).reshape(rows, -1, of_states.shape[-1])[:, :seq]
-    return total, (of_states, of_matrix, matrix)
+    if trained:
+        of_matrix = of_matrix.astype(unembedding.value.dtype)
+    return total, (of_states, of_matrix)
 
 
 def _backward(settings: _Settings, kept: Any, gradient: Array) -> tuple[Array | None, ...]:
-    of_states, of_matrix, matrix = kept
+    of_states, of_matrix = kept
     of_states = (of_states * gradient).astype(of_states.dtype)
-    return of_states, None if of_matrix is None else (of_matrix * gradient).astype(matrix.dtype), None, None
+    return of_states, None if of_matrix is None else (of_matrix * gradient).astype(of_matrix.dtype), None, None
 
 
 _loss.defvjp(_forward, _backward, symbolic_zeros=True)
@@ -106,7 +111,7 @@ def _chunks(settings: _Settings, states: Array, targets: Array, weights: Array) 
 def _chunk_loss(settings: _Settings, states: Array, matrix: Array, targets: Array, weights: Array) -> tuple[Array, Any]:
     """The loss of a chunk and a function that gives its gradient by the logits before the soft cap, float32."""
     contracted = (((2,), (1 if settings.vocab_first else 0,)), ((), ()))
-    logits = lax.dot_general(states, matrix.astype(states.dtype), contracted, preferred_element_type=jnp.float32)
+    logits = lax.dot_general(states, matrix, contracted, preferred_element_type=jnp.float32)
     if settings.soft_cap is not None:
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
     log_sum = jax.nn.logsumexp(logits, axis=-1)

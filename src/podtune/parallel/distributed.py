@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -53,10 +54,10 @@ def start_processes(
         return Processes(0, 1)
     # Only matters where the processes compute on CPUs.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    limits = {
+    # At the end nobody is waited for long: the run's own checkpoints are its last barrier.
+    limits: dict[str, Any] = {
         "initialization_timeout": start_seconds,
         "heartbeat_timeout_seconds": heartbeat_seconds,
-        # At the end nobody is waited for that has died: the run's own checkpoints are its last barrier.
         "shutdown_timeout_seconds": heartbeat_seconds,
     }
     try:

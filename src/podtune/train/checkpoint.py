@@ -30,6 +30,8 @@ class Checkpoints:
     """The checkpoints of one run, newest `keep` of them and the one with the lowest validation loss."""
 
     def __init__(self, output: str, *, keep: int, keep_best: bool) -> None:
+        # orbax remarks on its own settings there; what a user has to know comes as an exception.
+        logging.getLogger("absl").setLevel(logging.ERROR)
         self.folder = epath.Path(output) / "checkpoints"
         policies: list[Any] = [ocp.checkpoint_managers.LatestN(keep)]
         if keep_best:
@@ -64,7 +66,8 @@ class Checkpoints:
 
     def notes(self, step: int) -> Notes:
         """The notes of the checkpoint of that step."""
-        return dict(self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore())).notes)
+        found: Any = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))
+        return dict(found.notes)
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state at that step, laid out as `like` (shapes with shardings), whatever mesh it was saved from."""
@@ -80,13 +83,13 @@ class Checkpoints:
                 f"{held.get(name, 'not in it')}, and {wanted.get(name, 'not in')} in this run. Start anew with --fresh."
             )
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(flat))).state
+            found: Any = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(flat)))
         except (ValueError, KeyError, OSError) as error:
             raise RunFailure(
                 f"the checkpoint {self.folder / str(step)} cannot be restored ({error}). Delete it to go on from the "
                 f"one before, or start anew with --fresh."
             ) from error
-        return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in flat])
+        return jax.tree.unflatten(jax.tree.structure(like), [found.state[name] for name in flat])
 
     def save(self, step: int, state: TrainState, notes: Notes, *, eval_loss: float | None = None) -> bool:
         """Starts writing the state of that step; returns once it is copied off the devices. False: it is there

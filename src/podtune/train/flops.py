@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from podtune.weights.param import Param, is_param
 from podtune.weights.tree import named_leaves
 
@@ -58,7 +56,7 @@ def token_cost(description: Any, method: str) -> TokenCost:
     return TokenCost(multiplied, 6 if method == "full" else 4)
 
 
-def peak_flops(device: jax.Device) -> float:
+def peak_flops(device: Any) -> float:
     """Of one device; nan where it is not known, as for every CPU."""
     known = [peak for kind, peak in PEAK_FLOPS.items() if device.device_kind.startswith(kind)]
     return known[0] if known and device.platform != "cpu" else math.nan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ def _muon(
         optax.contrib.scale_by_muon(
             beta=momentum, eps=epsilon, nesterov=nesterov, weight_dimension_numbers=lambda _: dimensions
         ),
-        optax.stateless(lambda updates, _: {name: _muon_scale(params[name]) * updates[name] for name in updates}),
+        optax.stateless(lambda updates, _: _scaled(updates, params)),
     )
     return _by_name(
         {"muon": direction, "adamw": _adamw(params)}, lambda name: "muon" if name in dimensions else "adamw"
@@ -148,6 +148,10 @@ def _matrix_dimensions(param: Param) -> optax.contrib.MuonDimensionNumbers:
     )
 
 
+def _scaled(updates: Any, params: Params) -> Any:
+    return {name: _muon_scale(params[name]) * update for name, update in updates.items()}
+
+
 def _muon_scale(param: Param) -> float:
     return _MUON_RMS * math.sqrt(max(math.prod(param.input_shape), math.prod(param.output_shape)))
 
@@ -164,8 +168,9 @@ def _by_matrix(transform: optax.GradientTransformation, params: Params) -> optax
     def init(weights: Any) -> Any:
         return {name: over_layers(name, transform.init)(as_matrix(name, weight)) for name, weight in weights.items()}
 
-    def update(gradients: Any, state: Any, weights: Any = None) -> tuple[Any, Any]:
-        directions, states = {}, {}
+    def update(gradients: Any, state: Any, weights: Any) -> tuple[Any, Any]:
+        directions: dict[str, Any] = {}
+        states: dict[str, Any] = {}
         for name, gradient in gradients.items():
             direction, states[name] = over_layers(name, transform.update)(
                 as_matrix(name, gradient), state[name], as_matrix(name, weights[name])
@@ -173,7 +178,7 @@ def _by_matrix(transform: optax.GradientTransformation, params: Params) -> optax
             directions[name] = direction.reshape(gradient.shape)
         return directions, states
 
-    return optax.GradientTransformation(init, update)
+    return _transformation(init, update)
 
 
 def _by_name(
@@ -187,13 +192,19 @@ def _by_name(
     def init(weights: Any) -> Any:
         return {which: transform.init(part(weights, which)) for which, transform in transforms.items()}
 
-    def update(gradients: Any, state: Any, weights: Any = None) -> tuple[Any, Any]:
-        directions, states = {}, {}
+    def update(gradients: Any, state: Any, weights: Any) -> tuple[Any, Any]:
+        directions: dict[str, Any] = {}
+        states: dict[str, Any] = {}
         for which, transform in transforms.items():
             done, states[which] = transform.update(part(gradients, which), state[which], part(weights, which))
-            directions |= done
+            directions.update(cast(dict[str, Any], done))
         return {name: directions[name] for name in gradients}, states
 
+    return _transformation(init, update)
+
+
+def _transformation(init: Any, update: Any) -> optax.GradientTransformation:
+    """optax's pair; its own types ask for other names of the arguments."""
     return optax.GradientTransformation(init, update)
 
 

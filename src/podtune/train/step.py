@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -234,7 +234,8 @@ def _updated(
     if settings.clip_norm is not None:
         scale = jnp.minimum(1, settings.clip_norm / jnp.maximum(norm, 1e-12))
         gradients = {name: gradient * scale for name, gradient in gradients.items()}
-    directions, moments = optimizer.update(gradients, state.moments, state.trainable)
+    updates, moments = optimizer.update(gradients, state.moments, state.trainable)
+    directions = cast(dict[str, Array], updates)
     trainable = {name: weight - rate * directions[name] for name, weight in state.trainable.items()}
     average = state.average
     if average is not None and settings.ema is not None:
