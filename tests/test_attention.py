@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_models as tiny
 
 from podtune.layers.attention import Places, attend, places, segment_lengths, visible
 
@@ -46,7 +47,7 @@ def test_attention_is_what_its_definition_says(method, window, softcap):
     q, k, v = inputs()
     at = places(POSITIONS, SEGMENTS)
     settings = {"window": window, "softcap": softcap, "scale": 0.4, "method": method, "block": 7}
-    out = jax.jit(lambda q, k, v: attend(q, k, v, queries=at, keys=at, **settings))(q, k, v)
+    out = tiny.quick_jit(lambda q, k, v: attend(q, k, v, queries=at, keys=at, **settings))(q, k, v)
     np.testing.assert_allclose(out, reference(q, k, v, window=window, softcap=softcap, scale=0.4), atol=1e-5)
 
 
@@ -60,10 +61,10 @@ def test_both_ways_agree_in_value_and_gradient(window):
         return jnp.sum(jnp.sin(out)), out
 
     if window == "traced":
-        grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), static_argnums=4)
+        grads = tiny.quick_jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), static_argnums=4)
         window = jnp.int32(5)
     else:
-        grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), static_argnums=(3, 4))
+        grads = tiny.quick_jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), static_argnums=(3, 4))
     (plain, plain_out), (blocked, blocked_out) = (grads(q, k, v, window, m) for m in ("plain", "blocked"))
     np.testing.assert_allclose(plain_out, blocked_out, atol=1e-5)
     for one, other in zip(plain, blocked, strict=True):
@@ -106,8 +107,9 @@ def test_scores_are_float32_in_bfloat16_compute():
     program = str(jax.make_jaxpr(lambda: attend(q, k, v, **settings))())
     assert "exp" in program
     assert all("bf16" not in line.split("=")[0] for line in program.splitlines() if "= exp" in line)
-    wide = attend(*(x.astype(jnp.float32) for x in (q, k, v)), **settings)
-    np.testing.assert_allclose(attend(q, k, v, **settings).astype(jnp.float32), wide, atol=0.03)
+    run = tiny.quick_jit(lambda q, k, v: attend(q, k, v, **settings))
+    wide = run(*(x.astype(jnp.float32) for x in (q, k, v)))
+    np.testing.assert_allclose(run(q, k, v).astype(jnp.float32), wide, atol=0.03)
 
 
 def test_a_window_is_measured_in_positions():

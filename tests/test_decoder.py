@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.config.schema import LoRA
 from podtune.layers import attention

@@ -49,6 +49,8 @@ def test_an_unknown_key_is_refused_by_name_and_value(name):
         ("llama", {"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor='2' must be a number"),
         ("llama", {"rope_scaling": 2}, "rope_scaling=2 must be a mapping"),
         ("llama", {"layer_types": ["full_attention"]}, "layer_types=.* must be 3 times"),
+        ("mistral", {"layer_types": ["full_attention"] * 3}, "layer_types=.* is supported only as .*sliding"),
+        ("gemma2", {"sliding_window": None}, "sliding_window=None is missing though layers"),
         ("mistral", {"attention_bias": True}, "attention_bias=True is supported only as False"),
         ("qwen2", {"attention_bias": False}, "attention_bias=False is supported only as True"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types=.*chunked"),
@@ -93,6 +95,7 @@ def test_windows_and_ropes_of_layers():
     assert tiny.tiny_model("mistral").config.layer_kinds == (LayerKind(window, 0),) * 3
     assert tiny.tiny_model("mistral-no-window").config.layer_kinds == (full,) * 3
     assert tiny.tiny_model("qwen2").config.layer_kinds == (full, LayerKind(window, 0), LayerKind(window, 0))
+    assert tiny.tiny_model("qwen2", sliding_window=None).config.layer_kinds == (full,) * 3
     assert tiny.tiny_model("qwen2-no-window").config.layer_kinds == (full,) * 3
     assert tiny.tiny_model("gemma2").config.layer_kinds == (LayerKind(window, 0), full, LayerKind(window, 0))
     assert tiny.tiny_model("gemma3_text").config.layer_kinds == (LayerKind(window, 1), full, LayerKind(window, 1))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiny_models as tiny
+from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.families import model_from_files
 from podtune.families.loading import load_weights

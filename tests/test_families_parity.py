@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.config.schema import LoRA
 from podtune.families import FAMILIES, model_from_config

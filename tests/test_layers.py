@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.layers.feedforward import ACTIVATIONS, describe_feedforward, feedforward
 from podtune.layers.norms import rms_norm

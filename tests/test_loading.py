@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings

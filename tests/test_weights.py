@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.weights.leaves import LoRA, as_array, is_weight, linear, linear_transposed, lookup, parameter_count
 from podtune.weights.param import Param, abstract, initialise, initialise_all, initialise_on, map_params, stack

@@ -16,7 +16,7 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
     embed, heads = settings.whole("hidden_size", 2304), settings.whole("num_attention_heads", 8)
     context_length = settings.whole("max_position_embeddings", 8192)
     layers = settings.whole("num_hidden_layers", 26)
-    window = settings.whole("sliding_window", 4096)
+    window = None if settings.is_null("sliding_window") else settings.whole("sliding_window", 4096)
     bias = settings.flag("attention_bias", False)
     config = DecoderConfig(
         vocab=settings.whole("vocab_size", 256000),
@@ -34,8 +34,8 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
         norm_epsilon=settings.number("rms_norm_eps", 1e-6) or 0.0,
         norm_offset=1.0,
         attention_scale=settings.whole("query_pre_attn_scalar", 256) ** -0.5,
-        attention_softcap=soft_cap_from_hf(settings, content, "attn_logit_softcapping", default=50.0),
-        final_softcap=soft_cap_from_hf(settings, content, "final_logit_softcapping", default=30.0),
+        attention_softcap=soft_cap_from_hf(settings, "attn_logit_softcapping", default=50.0),
+        final_softcap=soft_cap_from_hf(settings, "final_logit_softcapping", default=30.0),
         embed_scale=embed**0.5,
         qkv_bias=bias,
         output_bias=bias,
@@ -46,11 +46,9 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
     return config
 
 
-def soft_cap_from_hf(
-    settings: Settings, content: Mapping[str, Any], key: str, *, default: float | None
-) -> float | None:
+def soft_cap_from_hf(settings: Settings, key: str, *, default: float | None) -> float | None:
     """Absent means the default; null means no cap."""
-    return settings.number(key, None if key in content else default)
+    return None if settings.is_null(key) else settings.number(key, default)
 
 
 GEMMA2 = Family(name="gemma2", architecture="Gemma2ForCausalLM", config_from_hf=config_from_hf, rows=names.GEMMA)

@@ -36,7 +36,7 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
     embed, heads = settings.whole("hidden_size", 2304), settings.whole("num_attention_heads", 8)
     context_length = settings.whole("max_position_embeddings", 131_072)
     layers = settings.whole("num_hidden_layers", 26)
-    window = settings.whole("sliding_window", 4096)
+    window = None if settings.is_null("sliding_window") else settings.whole("sliding_window", 4096)
     every = settings.take("sliding_window_pattern", settings.take("_sliding_window_pattern", _EVERY))
     bias = settings.flag("attention_bias", False)
     # transformers reads this key and then leaves scores as they are: which of the two was meant cannot be known.
@@ -58,7 +58,7 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
         norm_epsilon=settings.number("rms_norm_eps", 1e-6) or 0.0,
         norm_offset=1.0,
         attention_scale=settings.whole("query_pre_attn_scalar", 256) ** -0.5,
-        final_softcap=soft_cap_from_hf(settings, content, "final_logit_softcapping", default=None),
+        final_softcap=soft_cap_from_hf(settings, "final_logit_softcapping", default=None),
         embed_scale=embed**0.5,
         qkv_bias=bias,
         output_bias=bias,

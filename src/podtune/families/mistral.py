@@ -17,8 +17,9 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
     context_length = settings.whole("max_position_embeddings", 4096 * 32)
     layers = settings.whole("num_hidden_layers", 32)
     # Absent means the default of the first Mistral; null means no window.
-    window = settings.whole("sliding_window", 4096) if content.get("sliding_window", 4096) is not None else None
-    settings.take("sliding_window")
+    window = None if settings.is_null("sliding_window") else settings.whole("sliding_window", 4096)
+    # transformers gives every layer the window, whatever this key says.
+    settings.only("layer_types", None, ["full_attention" if window is None else "sliding_attention"] * layers)
     config = DecoderConfig(
         vocab=settings.whole("vocab_size", 32000),
         embed=embed,

@@ -43,10 +43,10 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
 
 def window_from_hf(settings: Settings) -> int | None:
     """The window of the layers that slide; none unless use_sliding_window says so."""
-    window = settings.take("sliding_window", 4096)
-    if not settings.flag("use_sliding_window", False):
+    unused = settings.is_null("sliding_window")
+    if not settings.flag("use_sliding_window", False) or unused:
         return None
-    return settings.whole("sliding_window", window)
+    return settings.whole("sliding_window", 4096)
 
 
 QWEN2 = Family(name="qwen2", architecture="Qwen2ForCausalLM", config_from_hf=config_from_hf, rows=names.LLAMA)

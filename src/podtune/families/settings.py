@@ -64,6 +64,11 @@ class Settings:
         value = self._content.get(key)
         return default if value is None else value
 
+    def is_null(self, key: str) -> bool:
+        """True where the key is there and null, which may mean something else than its absence."""
+        self._unread.discard(key)
+        return key in self._content and self._content[key] is None
+
     def whole(self, key: str, default: int | None = None) -> int:
         """A positive whole number. Raises UserError where it is absent without a default, or something else."""
         value = self.take(key, default)
