@@ -103,6 +103,11 @@ def test_generation_from_the_folder_stops_at_the_turn_end_and_takes_the_template
     assert json.loads((tmp_path / "model/generation_config.json").read_text())["eos_token_id"] == [2, end]
     reloaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert reloaded.chat_template == tokenizer.inner.chat_template
+    assert reloaded.all_special_ids == tokenizer.inner.all_special_ids
+    # transformers 4 knows neither the class nor the list that transformers 5 writes.
+    stated = json.loads((tmp_path / "model/tokenizer_config.json").read_text())
+    assert stated["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "extra_special_tokens" not in stated
     assert list(Generator(model, weights, tokenizer).stream(prompt, max_new_tokens=8)) == []
 
 

@@ -126,8 +126,16 @@ class Tokenizer:
         return digest.hexdigest()[:32]
 
     def save(self, folder: Path | str) -> None:
-        """Writes tokenizer.json, tokenizer_config.json and the template, for AutoTokenizer to load."""
+        """Writes tokenizer.json, tokenizer_config.json and the template, for AutoTokenizer of transformers 4 and 5."""
         self.inner.save_pretrained(str(folder))
+        path = Path(folder) / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        # What transformers 5 writes here, transformers 4 refuses; both know these names.
+        if config.get("tokenizer_class") == "TokenizersBackend":
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(config.get("extra_special_tokens"), list):
+            config["additional_special_tokens"] = config.pop("extra_special_tokens")
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Tokenizer:
