@@ -37,6 +37,22 @@ def installed(monkeypatch):
     return choose
 
 
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("max 100000\n", 8), ("250000 100000\n", 3), ("5000 100000\n", 1), (None, 8)]
+)
+def test_a_container_counts_the_cores_it_may_use_and_not_those_of_its_machine(limit, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    if limit is not None:
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/cpu.max").write_text(limit)
+    assert devices.core_count(tmp_path) == cores
+
+
+def test_cores_are_counted_on_systems_that_cannot_say_which_are_allowed(tmp_path, monkeypatch):
+    monkeypatch.delattr(devices.os, "sched_getaffinity", raising=False)  # macOS
+    assert devices.core_count(tmp_path) == (devices.os.cpu_count() or 1)
+
+
 def test_a_machine_without_accelerators_says_what_was_looked_for(tmp_path, installed):
     tpu, gpu = devices.survey(machine(tmp_path))
     assert not tpu.usable

@@ -95,10 +95,11 @@ def versions() -> dict[str, str | None]:
 
 def host() -> dict[str, Any]:
     """Cores, memory and disk of this host, as far as this process may use them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from podtune.parallel.devices import core_count
+
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": cores,
+        "cores": core_count(),
         "free_memory_gib": free_memory_gib(),
         "free_disk_gib": shutil.disk_usage(Path.cwd()).free / 2**30,
     }

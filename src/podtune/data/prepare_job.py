@@ -1,6 +1,5 @@
 """One preparation: what it works from, what it is called by, and where its files go."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from podtune.data.fingerprint import FileHashes, fingerprint_of
 from podtune.data.prepare_inputs import Input, open_input
 from podtune.data.prepare_progress import PrepareProgress
 from podtune.hub.tokenizer import Tokenizer
+from podtune.parallel.devices import core_count
 
 _WORTH_PROCESSES = 8 << 20  # bytes of data
 _NAME_DIGITS = 24  # of the fingerprint in a folder's name
@@ -60,7 +60,7 @@ class Job:
         all_local = all(file.local is not None for entry in self.inputs for file in entry.files)
         if all_local and sum(path.stat().st_size for path in self.local_files) < _WORTH_PROCESSES:
             return 0
-        return len(os.sched_getaffinity(0))
+        return core_count()
 
 
 def open_job(

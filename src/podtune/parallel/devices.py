@@ -7,6 +7,7 @@ it cannot hang. `choose_platform` starts the backend that the survey promises.
 
 import ctypes
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -61,6 +62,17 @@ class Chosen:
     def __str__(self) -> str:
         devices = f"{self.device_count} x {self.device_kind}" if self.device_count > 1 else self.device_kind
         return f"{self.platform.upper()} ({devices}): {self.reason}"
+
+
+def core_count(root: Path = Path("/")) -> int:
+    """Processor cores that this process may use: less than the machine has under taskset or in a container.
+
+    root: where `sys` is looked for.
+    """
+    # Linux alone knows which cores are allowed; macOS has no such call.
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")  # microseconds; "max" for no limit
+    return min(allowed, max(1, math.ceil(int(quota) / int(period)))) if quota.isdigit() else allowed
 
 
 def survey(root: Path = Path("/")) -> tuple[Evidence, Evidence]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from podtune.parallel.devices import core_count
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -66,13 +67,14 @@ class Stopwatch:
     """Time, processor time and counts since the last `lap`."""
 
     def __init__(self) -> None:
+        self._cores = core_count()
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def lap(self) -> tuple[float, float]:
-        """(seconds, share of all cores that this process kept busy) since the last lap."""
+        """(seconds, share of its cores that this process kept busy) since the last lap."""
         wall, cpu = time.perf_counter(), time.process_time()
         seconds = max(wall - self._wall, 1e-9)
-        share = (cpu - self._cpu) / (seconds * (os.cpu_count() or 1))
+        share = (cpu - self._cpu) / (seconds * self._cores)
         self._wall, self._cpu = wall, cpu
         return seconds, min(share, 1.0)
 

@@ -7,6 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from podtune.parallel.devices import core_count
+
 _PACKAGES = ("podtune", "jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "grain", "transformers", "tokenizers")
 
 
@@ -24,7 +26,7 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": str(os.cpu_count() or 1),
+        "cores": str(core_count()),
         "memory": f"{host_memory() / 2**30:.1f} GiB" if host_memory() else "unknown",
     }
 
