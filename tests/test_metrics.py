@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from train_cases import make_run, tiny_model
 
-from podtune.train.flops import peak_flops, token_cost
+from podtune.train.flops import PEAK_FLOPS, peak_flops, token_cost
 from podtune.train.geometry import Geometry
 from podtune.train.metrics import MetricsLog, Stopwatch, read_metrics
 from podtune.train.pace import Pace
@@ -90,6 +91,12 @@ def test_a_token_of_lora_costs_4_and_of_full_fine_tuning_6_times_the_weights_tha
 
 def test_no_mfu_is_made_up_for_a_cpu():
     assert math.isnan(peak_flops(jax.devices()[0]))
+
+
+@pytest.mark.parametrize("kind", PEAK_FLOPS)
+def test_a_device_gets_its_own_row_of_the_table_and_not_that_of_a_shorter_name(kind):
+    for name in (kind, f"{kind} 80GB"):
+        assert peak_flops(SimpleNamespace(device_kind=name, platform="gpu")) == PEAK_FLOPS[kind]
 
 
 def test_pace_counts_neither_the_first_step_nor_pauses():

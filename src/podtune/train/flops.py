@@ -10,7 +10,7 @@ from typing import Any
 from podtune.weights.param import Param, is_param
 from podtune.weights.tree import named_leaves
 
-# Dense bfloat16 peak of one device, FLOP/s, by the start of its device_kind; the first that fits counts.
+# Dense bfloat16 peak of one device, FLOP/s, by the start of its device_kind; the longest that fits counts.
 # TPUs: the public TPU system-architecture pages. NVIDIA: data sheets, without sparsity.
 PEAK_FLOPS: dict[str, float] = {
     "TPU v4": 275e12,
@@ -58,5 +58,5 @@ def token_cost(description: Any, method: str) -> TokenCost:
 
 def peak_flops(device: Any) -> float:
     """Of one device; nan where it is not known, as for every CPU."""
-    known = [peak for kind, peak in PEAK_FLOPS.items() if device.device_kind.startswith(kind)]
-    return known[0] if known and device.platform != "cpu" else math.nan
+    known = [kind for kind in PEAK_FLOPS if device.device_kind.startswith(kind)]
+    return PEAK_FLOPS[max(known, key=len)] if known and device.platform != "cpu" else math.nan
