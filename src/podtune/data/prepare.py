@@ -57,6 +57,8 @@ def prepare(
     cache folder, RunFailure when the disk fills or a process dies.
     """
     cache = cache or (Path(data.cache) if data.cache else default_cache())
+    if "://" in str(data.cache):
+        raise UserError(f"data.cache: {data.cache} is not a folder of this machine, which prepared data needs.")
     show = PrepareProgress(progress)
     with show, _disk_faults(cache):
         job = open_job(data, tokenizer, show, max_length=max_length, seed=seed, cache=cache)

@@ -75,7 +75,11 @@ class Chunk:
     numbers: Int64[np.ndarray, "examples"]
     origins: Int32[np.ndarray, "examples"]  # which of origin_names each is from
     origin_names: list[str]
-    prompts: dict[str, dict[str, Any]]  # digest in hexadecimal digits -> fields of a Prompt
+
+    def prompts(self) -> dict[str, dict[str, Any]]:
+        """For some rows: digest in hexadecimal digits -> fields of a Prompt. Read when asked for: there may be many."""
+        with np.load(self.path.with_suffix(".npz")) as arrays:
+            return json.loads(arrays["json"].tobytes())["prompts"]
 
 
 def chunk_path(chunks: Path, number: int) -> Path:
@@ -118,9 +122,7 @@ def read_chunk(chunks: Path, number: int) -> Chunk | None:
         return None
     if not whole:
         return None
-    return Chunk(
-        path, ChunkSummary.from_json(text["summary"]), prompts=text["prompts"], origin_names=text["origins"], **entries
-    )
+    return Chunk(path, ChunkSummary.from_json(text["summary"]), origin_names=text["origins"], **entries)
 
 
 def _splittable(row: Row) -> bool:

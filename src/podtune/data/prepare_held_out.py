@@ -23,8 +23,12 @@ def held_out_prompts(
     first = np.flatnonzero(validation.piece == 0)
     _, unique = np.unique(validation.digest[first, 0], return_index=True)  # sorted by digest, as chunks keep prompts
     prompts: list[dict[str, Any]] = []
+    of_chunk: dict[int, dict[str, dict[str, Any]]] = {}
     for at in first[unique].tolist():
-        entry = chunks[int(validation.chunk[at])].prompts.get(f"{int(validation.digest[at, 0]):x}")
+        chunk = int(validation.chunk[at])
+        if chunk not in of_chunk:
+            of_chunk[chunk] = chunks[chunk].prompts()
+        entry = of_chunk[chunk].get(f"{int(validation.digest[at, 0]):x}")
         if entry is None:
             continue
         held_out = HeldOut(entry["ids"], entry["text"], entry["expected"], entry["messages"])

@@ -30,16 +30,14 @@ class Tally:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
-    def add(self, reason: str, place: str) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+    def add(self, reason: str, *places: str, count: int = 1) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + count
         named = self.places.setdefault(reason, [])
-        if len(named) < PLACES:
-            named.append(place)
+        named += places[: PLACES - len(named)]
 
     def merge(self, other: "Tally") -> None:
         for reason, count in other.counts.items():
-            self.counts[reason] = self.counts.get(reason, 0) + count
-            self.places[reason] = [*self.places.get(reason, []), *other.places.get(reason, [])][:PLACES]
+            self.add(reason, *other.places.get(reason, []), count=count)
 
     @property
     def total(self) -> int:

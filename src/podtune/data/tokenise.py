@@ -10,6 +10,7 @@ hold the two equal on genuine tokenizers, and one text in CHECK_EVERY is tokenis
 import json
 import re
 import unicodedata
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -218,7 +219,7 @@ class _Words(dict[str, tuple[int, ...]]):
         words: list[str] = first.findall(text)
         for split in others:
             words = list(chain.from_iterable(map(split.findall, words)))
-        return np.fromiter(chain.from_iterable(map(self.__getitem__, words)), np.int32).tobytes()
+        return array("i", chain.from_iterable(map(self.__getitem__, words))).tobytes()
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         letters = "".join([self._letters[byte] for byte in word.encode()])
