@@ -163,6 +163,16 @@ def test_the_step_is_compiled_once():
     assert case.program.step._cache_size() == 1
 
 
+# Pitfall 35. With a vocabulary of 150,000: test_objectives_cross_entropy.
+def test_evaluation_needs_no_more_memory_than_training():
+    case = fresh_guarded()
+    batch = case.batch(0)
+    training = case.program.step.lower(case.state, case.program.frozen, batch).compile().memory_analysis()
+    del batch["requests"]
+    evaluation = case.program.eval_step.lower(case.state.trainable, case.program.frozen, batch).compile()
+    assert evaluation.memory_analysis().temp_size_in_bytes <= training.temp_size_in_bytes
+
+
 def test_frozen_weights_are_not_donated_and_the_state_is():
     case = fresh_guarded()
     old = case.state

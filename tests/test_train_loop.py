@@ -111,9 +111,9 @@ def test_early_stopping_ends_after_its_patience_and_says_so(tmp_path):
         tmp_path,
         validation=Rows(4, name="validation", seed=5),
         eval={"every": 1},
-        train={"early_stopping": 2, "learning_rate": 0.05},
+        train={"early_stopping": {"patience": 2, "min_improvement": 3.0}},  # no step lowers the loss so far
     )
-    assert result.steps < result.total_steps
+    assert (result.steps, result.total_steps) == (2, 6)
     assert result.stopped == "no better validation loss in 2 evaluations"
 
 

@@ -29,7 +29,8 @@ _FREE_OF_TRAIN = ("log_every", "checkpoint_every", "on_nan", "max_bad_steps", "e
 class Checkpoints:
     """The checkpoints of one run, newest `keep` of them and the one with the lowest validation loss."""
 
-    def __init__(self, output: str, *, keep: int, keep_best: bool) -> None:
+    def __init__(self, output: str, *, keep: int, keep_best: bool, read_only: bool = False) -> None:
+        """read_only: to look at them while another process may be writing; nothing is made, cleaned up or deleted."""
         # orbax remarks on its own settings there; what a user has to know comes as an exception.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self.folder = epath.Path(output) / "checkpoints"
@@ -48,8 +49,9 @@ class Checkpoints:
                     # Not to choose what is kept, which the policy does: without it orbax writes no metrics.
                     best_fn=lambda metrics: metrics["eval_loss"],
                     best_mode="min",
-                    cleanup_tmp_directories=True,
-                    create=True,
+                    cleanup_tmp_directories=not read_only,
+                    create=not read_only,
+                    read_only=read_only,
                 ),
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "notes": ocp.JsonCheckpointHandler()},
             )
@@ -63,6 +65,17 @@ class Checkpoints:
     def best(self) -> int | None:
         """The step of the checkpoint with the lowest validation loss, when one has any."""
         return self._manager.best_step()
+
+    def latest_before(self, step: int) -> int:
+        """The newest checkpoint of that step or an earlier one; the oldest there is when all are later."""
+        steps = sorted(self._manager.all_steps())
+        assert steps, "one is saved before the first step"
+        return max((one for one in steps if one <= step), default=steps[0])
+
+    def delete_after(self, step: int) -> None:
+        """Forgets the checkpoints of later steps: the run goes another way from here."""
+        for later in [one for one in self._manager.all_steps() if one > step]:
+            self._manager.delete(later)
 
     def notes(self, step: int) -> Notes:
         """The notes of the checkpoint of that step."""
@@ -94,8 +107,14 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, notes: Notes, *, eval_loss: float | None = None) -> bool:
         """Starts writing the state of that step; returns once it is copied off the devices. False: it is there
         already. Raises RunFailure when this or the save before it failed; older checkpoints are then untouched."""
-        if step in self._manager.all_steps():
-            return False
+        steps = self._manager.all_steps()
+        if step in steps:
+            # Saved when the run was interrupted, evaluated only now: it is written again, with its loss, so that it can
+            # be the best. Not when it is the only one, which a kill between the two would lose.
+            if eval_loss is None or len(steps) == 1 or self._manager.metrics(step):
+                return False
+            self.wait()
+            self._manager.delete(step)
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
         try:
             return self._manager.save(
@@ -155,6 +174,13 @@ def check_identity(saved: Mapping[str, str], now: Mapping[str, str], output: str
             f"output: {output} holds checkpoints of another run. What differs:\n" + "\n".join(lines) + "\n"
             "Set those back to resume it, choose another output, or start anew with --fresh."
         )
+
+
+def check_same_weights(saved: Mapping[str, str], run: Run, fingerprints: Mapping[str, str]) -> None:
+    """Raises UserError when trained weights do not belong into this run's model. The data may be other."""
+    decisive = ("model", "tokenizer", "method")
+    now = {key: value for key, value in identity(run, fingerprints).items() if key.split(".")[0] in decisive}
+    check_identity({key: value for key, value in saved.items() if key.split(".")[0] in decisive}, now, run.output.path)
 
 
 def _is_free(key: str) -> bool:

@@ -11,8 +11,10 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
-from podtune.config.errors import Interrupted
+from podtune.config.errors import Interrupted, UserError
 from podtune.parallel.mesh import describe_mesh
 from podtune.train.cache import enable_compile_cache
 from podtune.train.checkpoint import Checkpoints, check_identity, identity
@@ -39,6 +41,7 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
     """
     enable_compile_cache()
     run = job.run
+    _check_validation(job)
     keep_best = job.validation_split is not None if run.output.keep_best == "auto" else run.output.keep_best
     checkpoints = Checkpoints(job.output, keep=run.output.keep_checkpoints, keep_best=keep_best)
     try:
@@ -59,6 +62,22 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
         raise
     checkpoints.close()
     return result
+
+
+def _check_validation(job: Job) -> None:
+    """Raises UserError when a setting needs validation rows and too few were left to hold any out."""
+    run = job.run
+    needing = {
+        "train.early_stopping": run.train.early_stopping is not None,
+        "export.checkpoint: best": run.export.checkpoint == "best",
+        "output.keep_best": run.output.keep_best is True,
+    }
+    asked = [key for key, wanted in needing.items() if wanted]
+    if asked and job.validation_split is None:
+        raise UserError(
+            f"{' and '.join(asked)} cannot be followed: no rows are held out for validation. "
+            f"Give data.validation a file or a number of rows, or take {'it' if len(asked) == 1 else 'them'} out."
+        )
 
 
 def _geometry(job: Job, notes: dict[str, Any] | None) -> Geometry:
@@ -111,7 +130,7 @@ class _Training:
                     self._samples(state, 0, "before")
                     self._evaluate(state, 0)
                     # Now, not after the first ten minutes: a disk that cannot be written to shows before any step.
-                    self._save(state, 0)
+                    self._save(state, 0, eval_loss=self.losses["first_eval"])
                 state, done = self._steps(state, first, signals)
                 if self.interrupted:
                     self._leave(state, done, signals.received or "another process")
@@ -119,6 +138,8 @@ class _Training:
                     self._evaluate(state, done)
                 self._save(state, done)
                 self.checkpoints.wait()
+                if _any_process(signals.received is not None):
+                    self._leave(state, done, signals.received or "another process")
                 weights, weights_step = self._chosen_weights(state, done)
             finally:
                 if self.log is not None:
@@ -175,6 +196,7 @@ class _Training:
         try:
             while True:
                 request = self._request(signals)
+                saving = False
                 stopping = alone and request == STOP
                 evaluating = self._is_eval_step(step)
                 running: _Running | None = None
@@ -185,12 +207,14 @@ class _Training:
                 if behind is not None:
                     values = self._fetch(behind, feed)
                     if self._must_roll_back(behind.step, values):
-                        state, step = self._roll_back()
+                        state, step = self._roll_back(behind.step)
                         feed.close()
                         feed, behind = self._feed(step), None
                         continue
                     agreed = request if alone else int(values["request"])
-                    if agreed == SAVE and behind.step >= self.saved_step and step < self.geometry.total_steps:
+                    saving = agreed == SAVE and behind.step >= self.saved_step and step < self.geometry.total_steps
+                    # A step that is to be evaluated is saved after that, with its loss.
+                    if saving and not self._is_eval_step(step):
                         self._save(state, step)
                     if agreed == STOP and not alone:
                         stopping = True
@@ -203,7 +227,10 @@ class _Training:
                         return state, step
                     if evaluating:
                         self._samples(state, step, "during")
-                        if self._evaluate(state, step):
+                        stopping = self._evaluate(state, step)
+                        if saving:
+                            self._save(state, step)
+                        if stopping:
                             return state, step
         finally:
             feed.close()
@@ -246,11 +273,16 @@ class _Training:
         action = self.bad.decide(step, int(values["outcome"]), bad_in_a_row=int(values["bad_in_a_row"]), rows=rows)
         return action == "rollback"
 
-    def _roll_back(self) -> tuple[TrainState, int]:
+    def _roll_back(self, bad_step: int) -> tuple[TrainState, int]:
+        """To the newest checkpoint before the bad step. What was learnt and evaluated since is forgotten."""
         self.checkpoints.wait()
-        found = self.checkpoints.latest()
-        assert found is not None, "one is saved before the first step"
+        found = self.checkpoints.latest_before(bad_step)
         state = self.checkpoints.restore(found, self.program.restorable)
+        notes = self.checkpoints.notes(found)
+        self.best.restore(notes["best"])
+        self.losses |= notes["losses"]
+        self.evaluated_at, self.saved_step = notes["evaluated_at"], found
+        self.checkpoints.delete_after(found)
         passed = ", ".join(str(step + 1) for step in sorted(self.bad.passed_over))
         self._say(
             "rollback", found, f"Back to the checkpoint of step {found}; step {passed} is passed over from now on."
@@ -331,7 +363,10 @@ class _Training:
 
     def _chosen_weights(self, state: TrainState, done: int) -> tuple[Any, int]:
         """The weights to give back: of the last step, or of the best checkpoint where that is to be exported."""
-        best = self.checkpoints.best() if self.job.run.export.checkpoint == "best" else None
+        wanted = self.job.run.export.checkpoint == "best"
+        best = self.checkpoints.best() if wanted else None
+        if wanted and best is None:
+            self._say("end", done, "No checkpoint holds a validation loss: the last weights are taken, not the best.")
         if best is None or best == done:
             return self.program.weights(state), done
         self._say("end", done, f"Taking the weights of step {best}, whose validation loss was the lowest.")
@@ -342,6 +377,13 @@ class _Training:
             self.display.say(text)
         if self.hooks.on_event is not None:
             self.hooks.on_event(Event(kind, text, step, values or {}))
+
+
+def _any_process(said: bool) -> bool:
+    """Whether any process says so: the same answer on all."""
+    if jax.process_count() == 1:
+        return said
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(said))))
 
 
 class _Running(NamedTuple):
