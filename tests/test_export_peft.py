@@ -1,5 +1,6 @@
 """PEFT adapters: loaded by peft over the base they give our logits, and nothing was asked twice."""
 
+import dataclasses
 import json
 import warnings
 
@@ -12,6 +13,7 @@ from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.export.peft import adapter_config, load_adapter, serving_warnings, write_adapter
 from podtune.weights.adapters import attach, merge
+from podtune.weights.leaves import LoRA, is_weight
 
 TOKENS = some_tokens()
 
@@ -129,3 +131,43 @@ def test_the_adapter_of_another_model_is_refused(tmp_path):
     other, other_weights = adapted_model("qwen3", settings)
     with pytest.raises(UserError, match="needs"):
         load_adapter(other, merge(other_weights), tmp_path / "adapter")
+
+
+@pytest.mark.slow
+def test_the_text_model_inside_a_multimodal_gemma_gets_its_adapter_and_the_tower_none(tmp_path):
+    import tiny_models as tiny
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+
+    from podtune.families import model_from_files
+    from podtune.families.loading import load_weights
+    from podtune.hub.sources import resolve_model
+
+    text = tiny.config("gemma3_text", vocab_size=112)
+    text = {key: value for key, value in text.items() if key not in ("model_type", "sliding_window_pattern")}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    settings = LoRASettings(rank=4)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+        Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+        files = resolve_model(str(tmp_path / "base"))
+        model = model_from_files(files)
+        description = attach(model.describe(), settings)
+        weights = load_weights(model, description, files.tensors(), tiny.mesh_of(), key=jax.random.key(0))
+        weights = jax.tree.map(  # b starts at zero, which would test nothing
+            lambda leaf: dataclasses.replace(leaf, b=leaf.b + 0.05) if isinstance(leaf, LoRA) else leaf,
+            weights,
+            is_leaf=is_weight,
+        )
+        write_adapter(tmp_path / "adapter", model, weights, settings, None, base=str(tmp_path / "base"))
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+        tokens = torch.as_tensor(TOKENS, dtype=torch.long)
+        before = base(tokens).logits.numpy()
+        adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
+        after = adapted(tokens).logits.numpy()
+    assert np.abs(after - our_logits(model, weights, TOKENS)).max() < 1e-4
+    assert np.abs(after - before).max() > 1e-2
+    assert not [name for name, _ in adapted.named_parameters() if "lora" in name and "vision" in name]
