@@ -175,11 +175,13 @@ def test_full_training_of_a_model_without_a_chat_template(tmp_path):
         model=str(tmp_path / "plain"),
         method="full",
         data={"train": str(texts), "max_length": 64, "workers": 0, "cache": str(tmp_path / "prepared")},
-        train={"steps": 2, "batch_tokens": 128},
+        train={"steps": 2, "batch_tokens": 128, "scale_learning_rate_from": 64},
         eval={"samples": 1, "max_new_tokens": 4},
     )
     output = run_workflow(run, a_console())
     assert output.model.exists()
+    assert output.record["results"]["peak_learning_rate"] == pytest.approx(4e-5)  # 2e-5 on twice the batch
+    assert "4e-05, cosine" in (output.path / "report.html").read_text()
     assert not output.adapter.exists()
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 from jax.sharding import Mesh
 
 from podtune.config.schema import Run
@@ -66,7 +65,8 @@ class TrainResult:
     """weights: the whole tree as trained, averaged where an average is kept; the best step's where that is exported.
 
     steps: done in all, earlier runs included; weights_step: the step that `weights` are from; skipped: steps whose
-    update was left out; stopped: why it ended before its last step, if it did.
+    update was left out; peak_learning_rate: as used, grown with the batch where that was asked; stopped: why it ended
+    before its last step, if it did.
     """
 
     weights: Any
@@ -79,11 +79,8 @@ class TrainResult:
     best_eval_loss: float | None
     best_step: int | None
     skipped: int
+    peak_learning_rate: float
     seconds: float
     stopped: str | None = None
     resumed_from: int | None = None
     first_step_seconds: float = float("nan")
-
-    @property
-    def perplexity(self) -> float | None:
-        return None if self.eval_loss is None else float(np.exp(min(self.eval_loss, 700.0)))

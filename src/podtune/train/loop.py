@@ -159,6 +159,7 @@ class _Training:
             best_eval_loss=self.best.loss,
             best_step=self.best.step,
             skipped=self.skipped,
+            peak_learning_rate=self.program.peak_learning_rate,
             seconds=seconds,
             stopped=self.stopped,
             resumed_from=None if notes is None else first,

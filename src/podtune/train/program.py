@@ -29,8 +29,6 @@ from podtune.train.step import StepSettings, make_eval_step, make_train_step
 from podtune.weights.leaves import LoRA, is_weight
 from podtune.weights.param import is_param
 
-AUTO_LEARNING_RATE = {"lora": 2e-4, "full": 2e-5}
-
 
 @dataclass(frozen=True)
 class Program:
@@ -108,9 +106,8 @@ def make_program(
 
 def peak_learning_rate(run: Run, geometry: Geometry) -> float:
     """The learning rate of the run file, or the usual one of the method; grown with the batch when asked."""
-    train = run.train
-    rate = AUTO_LEARNING_RATE[run.method.name] if train.learning_rate == "auto" else train.learning_rate
-    return scaled_peak(rate, batch_tokens=geometry.batch_tokens, reference_batch_tokens=train.scale_learning_rate_from)
+    reference = run.train.scale_learning_rate_from
+    return scaled_peak(run.learning_rate, batch_tokens=geometry.batch_tokens, reference_batch_tokens=reference)
 
 
 def chosen_dtype(asked: str, mesh: Mesh) -> Any:

@@ -113,11 +113,12 @@ def _training(work: Work, results: Mapping[str, Any], model: Mapping[str, Any]) 
     rows = [
         ("steps", f"{results.get('steps', 0):,} of {results.get('total_steps', 0):,}"),
         ("weights of step", str(results.get("weights_step", ""))),
-        ("learning rate", f"{work.run.learning_rate:g}, {work.run.train.schedule.name}"),
         ("optimizer", work.run.train.optimizer.name),
         ("arithmetic of a token", f"{token_cost(work.description, work.run.method.name)}"),
         ("weights held in", work.held_dtype.name),
     ]
+    if "peak_learning_rate" in results:
+        rows.append(("peak learning rate", f"{results['peak_learning_rate']:.3g}, {work.run.train.schedule.name}"))
     if results.get("skipped_steps"):
         rows.append(("steps skipped", str(results["skipped_steps"])))
     if results.get("stopped"):

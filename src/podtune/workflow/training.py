@@ -128,6 +128,7 @@ def results_record(work: Work) -> dict[str, Any]:
         "before": None if before is None else {"loss": before, "perplexity": perplexity(before)},
         "after": None if after is None else {"loss": after, "perplexity": perplexity(after)},
         "skipped_steps": result.skipped,
+        "peak_learning_rate": result.peak_learning_rate,
         "stopped": result.stopped,
         "seconds": round(result.seconds, 2),
         "first_step_seconds": finite(result.first_step_seconds),
