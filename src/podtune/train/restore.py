@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from etils import epath
 from jax.sharding import Mesh
@@ -15,7 +16,7 @@ from podtune.train.state import abstract_state, divide_weights, state_shardings,
 
 
 class Restored(NamedTuple):
-    """weights: with what was trained in its place; step: the one they are from; identity: of the run that saved them."""
+    """weights: with what was trained in its place; step: when; identity: of the run that saved them."""
 
     weights: Any
     step: int

@@ -10,6 +10,7 @@ from rich.console import Console
 from podtune.config.errors import UserError
 from podtune.config.schema import Run
 from podtune.workflow import beginning, finishing, training
+from podtune.workflow.identity import fingerprints
 from podtune.workflow.output import OutputFolder, claimed, is_output_folder, open_output
 from podtune.workflow.work import Work
 
@@ -107,9 +108,15 @@ def restore(work: Work) -> int:
     """Puts what the run has trained in the place of the fresh weights; returns the step it is from."""
     from podtune.train.restore import restore_weights
 
-    work.weights, step = restore_weights(work.run, work.description, work.weights, mesh=work.mesh)
-    work.say(f"weights of step {step} of {work.output.path}")
-    return step
+    now = fingerprints(work)
+    restored = restore_weights(work.run, work.description, work.weights, mesh=work.mesh, fingerprints=now)
+    work.weights = restored.weights
+    work.say(f"weights of step {restored.step} of {work.output.path}")
+    if restored.identity.get("data") != now["data"]:
+        work.warn(
+            "the data is not what these weights were trained on: its held-out rows may be among those trained on."
+        )
+    return restored.step
 
 
 def _warnings(work: Work) -> tuple[str, ...]:

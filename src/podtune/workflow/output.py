@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +20,17 @@ from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
 from podtune.hub.remote import is_remote
 from podtune.train.output import local_folder
-from podtune.workflow.remote_output import fetch, listed, publish
+from podtune.workflow.remote_output import fetch, forget, listed, publish
 
 STATES = ("started", "trained", "evaluated", "exported", "finished")
 """How far a run has come, in order."""
 
-# What makes another run of it. The model and the data are told apart by fingerprint when they are open: files may move.
+# What makes another run of it. Model and data are told apart by fingerprint once they are open (workflow/identity.py):
+# files may move, and others may take their place.
 _DECISIVE = ("method", "train", "seed")
+_OF_ONE_RUN = (
+    "checkpoints", "model", "adapter", "tensorboard", "metrics.jsonl", "samples.jsonl", "report.html", "README.md",
+)  # fmt: skip
 _FREE_IN_TRAIN = ("log_every", "checkpoint_every", "on_nan", "max_bad_steps", "early_stopping", "accumulate", "remat")
 
 
@@ -78,6 +83,25 @@ class OutputFolder:
         """Says in run.json how far the run is; never back."""
         self.update(**facts, **({} if self.has_reached(state) else {"state": state}))
 
+    def keep(self, run: Run) -> None:
+        """Writes run.yaml: the folder is this run's."""
+        if self.writes:
+            write_text(self.path / "run.yaml", dump_run(run))
+
+    def start_anew(self, run: Run) -> None:
+        """Removes all that an earlier run has made, and starts the record. Killed in between, it is done again by the
+        next run, for run.json says what is under way."""
+        self.record = {}
+        self.keep(run)
+        self.update(removing=True)
+        for name in _OF_ONE_RUN:
+            path = self.path / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        if self.address is not None:
+            forget(self.address, _OF_ONE_RUN)
+        self.record = {}
+        self.update(state="started")
+
     def publish(self, *, whole: bool) -> None:
         """Copies what is new to the address, if there is one: everything, or the small files alone."""
         if self.address is not None and self.writes:
@@ -123,7 +147,8 @@ def check_usable(run: Run, *, fresh: bool = False) -> None:
 def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[OutputFolder]:
     """The run's folder, made if it is not there, and kept from every other run until the block ends.
 
-    fresh: what an earlier run recorded there is forgotten. first: False in the other processes of one run, which write
+    A folder that holds a run keeps its run.yaml: `OutputFolder.keep` writes it once model and data prove the same.
+    fresh: what an earlier run has made there is removed. first: False in the other processes of one run, which write
     nothing.
     """
     if not first:
@@ -146,13 +171,9 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
             ) from error
         if address is not None:
             fetch(address, path)
-        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) and not fresh else {}, address)
-        if fresh:
-            folder.samples.unlink(missing_ok=True)
-        if not folder.has_reached("finished"):
-            write_text(path / "run.yaml", dump_run(run))
-        if folder.state is None:
-            folder.update(state="started")
+        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) else {}, address)
+        if fresh or folder.state is None:
+            folder.start_anew(run)
         yield folder
 
 

@@ -5,6 +5,7 @@ Checkpoints are not copied: training writes them to the store itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ def fetch(address: str, folder: Path) -> None:
                 system.get_file(f"{root}/{name}", str(folder / name))
             except Exception as error:
                 raise RunFailure(f"{address}/{name} cannot be read ({_said(error)}).") from error
+
+
+def forget(address: str, names: Iterable[str]) -> None:
+    """Removes these files and folders from below the address, those that are there."""
+    system, root = _open(address)
+    there = listed(address)
+    for name in names:
+        if name in there:
+            try:
+                system.rm(f"{root}/{name}", recursive=True)
+            except Exception as error:
+                raise RunFailure(
+                    f"{address}/{name} cannot be removed ({_said(error)}). Name another output."
+                ) from error
 
 
 def publish(folder: Path, address: str, *, whole: bool) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from podtune import __version__
 from podtune.config.schema import Run
 from podtune.parallel.distributed import Processes, start_processes
-from podtune.workflow import beginning, finishing, training
+from podtune.workflow import beginning, finishing, identity, training
 from podtune.workflow.environment import machine, versions
 from podtune.workflow.output import OutputFolder, claimed
 from podtune.workflow.work import Work
@@ -26,6 +26,7 @@ class Stage(NamedTuple):
 STAGES: tuple[Stage, ...] = (
     Stage("open the model", beginning.open_model),
     Stage("prepare the data", beginning.prepare_data),
+    Stage("know the run again", identity.check_same_run),
     Stage("choose devices, check memory", beginning.choose_devices),
     Stage("load the weights", beginning.load_model),
     Stage("rehearse the export", beginning.rehearse_export),
@@ -42,13 +43,15 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
     """The whole job: all that can be wrong first, then the work, stage after stage.
 
     export: False stops after training; `podtune export` writes the rest. fresh: start anew although the folder holds
-    this run. A run that is finished already is said to be so, and nothing is done.
+    this run. A run that is finished already is said to be so, and nothing is done; with another model or other data it
+    is refused.
     """
     processes = start_processes()
     console = console if processes.index == 0 else Console(quiet=True)
     with claimed(run, fresh=fresh, first=processes.index == 0) as output:
         if _is_finished(output, processes):
-            console.print(finished_message(output), markup=False, highlight=False, soft_wrap=True)
+            note = identity.check_finished(Work(run, Console(quiet=True), output)) if output.writes else ""
+            console.print(finished_message(output) + note, markup=False, highlight=False, soft_wrap=True)
             return output
         output.update(
             podtune=__version__,

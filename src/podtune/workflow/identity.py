@@ -1,0 +1,82 @@
+"""Whether an output folder holds this run: its model, tokenizer and data by fingerprint, once they are open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podtune.config.errors import PodtuneError, UserError
+from podtune.workflow import beginning
+from podtune.workflow.work import Work
+
+
+def check_same_run(work: Work) -> None:
+    """Raises UserError when the folder holds a run of another model or other data; else run.yaml is this run's now."""
+    if work.output.writes:  # the others have no record
+        _refuse_changes(work, fingerprints(work))
+        work.output.keep(work.run)
+
+
+def check_finished(work: Work) -> str:
+    """As `check_same_run`, for a run that is finished: nothing is prepared or written. Returns what is to be said."""
+    before = work.output.load_run().model.source
+    try:
+        beginning.open_model(work)
+        now = {"model": work.files.fingerprint, "tokenizer": work.tokenizer.fingerprint, "data": _data(work)}
+    except PodtuneError as error:
+        if before != work.run.model.source:
+            raise
+        return f"\nwarning: whether model and data are still those of this run cannot be told: {error}"
+    _refuse_changes(work, now)
+    return ""
+
+
+def fingerprints(work: Work) -> dict[str, str]:
+    return {
+        "model": work.files.fingerprint,
+        "tokenizer": work.tokenizer.fingerprint,
+        "data": work.prepared.fingerprint,
+    }
+
+
+def _data(work: Work) -> str:
+    """The fingerprint that the data would be prepared under."""
+    from podtune.data.prepare import default_cache
+    from podtune.data.prepare_job import open_job
+    from podtune.data.prepare_progress import PrepareProgress
+
+    data = work.run.data
+    cache = Path(data.cache) if data.cache else default_cache()
+    length = beginning.row_tokens(work)
+    return open_job(
+        data, work.tokenizer, PrepareProgress(None), max_length=length, seed=work.run.seed, cache=cache
+    ).fingerprint
+
+
+def _refuse_changes(work: Work, now: Mapping[str, str]) -> None:
+    record = work.output.record
+    recorded: dict[str, Any] = {
+        "model": record.get("model", {}).get("fingerprint"),
+        "tokenizer": record.get("model", {}).get("tokenizer_fingerprint"),
+        "data": record.get("data", {}).get("fingerprint"),
+    }
+    changed = [name for name, before in recorded.items() if before not in (None, now[name])]
+    if not changed:
+        return
+    old = work.output.load_run()
+    named = {
+        "model": (old.model.source, work.run.model.source),
+        "tokenizer": (
+            old.model.chat_template or old.model.source,
+            work.run.model.chat_template or work.run.model.source,
+        ),
+        "data": tuple(", ".join(source.path for source in run.data.train) for run in (old, work.run)),
+    }
+    lines = [
+        f"  {name}: {named[name][0]} ({recorded[name][:12]}) -> {named[name][1]} ({now[name][:12]})" for name in changed
+    ]
+    raise UserError(
+        f"output: {work.run.output.path} holds a run of another {', '.join(changed)} (fingerprints in brackets), and "
+        "this one cannot go on from it:\n" + "\n".join(lines) + "\nName another output, or start anew with --fresh."
+    )

@@ -1,0 +1,105 @@
+"""Whose an output folder is: what --fresh leaves, and what happens when another model or other data is given to it."""
+
+import json
+import shutil
+from contextlib import ExitStack
+
+import pytest
+from workflow_cases import _one_device, a_console, a_run, chats, write_jsonl  # noqa: F401
+
+from podtune.config.errors import UserError
+from podtune.workflow.afterwards import evaluate_run, export_run
+from podtune.workflow.output import claimed, open_output
+from podtune.workflow.run import run_workflow
+
+pytestmark = pytest.mark.usefixtures("_one_device")
+SMALL = {"train": {"steps": 1, "batch_tokens": 64}, "eval": {"samples": 0, "every": None}}
+OLD = ("checkpoints/1/state", "model/vocab.json", "adapter/a", "tensorboard/e", "metrics.jsonl", "samples.jsonl")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a finished run."""
+    with pytest.MonkeyPatch.context() as patch:
+        import jax
+
+        devices = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda *_, **__: devices)
+        folder = tmp_path_factory.mktemp("run")
+        run_workflow(a_run(folder, **SMALL), a_console())
+        return folder
+
+
+def a_model_like_it(base, folder):
+    """Another model of the same shapes."""
+    shutil.copytree(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+
+
+def test_fresh_leaves_nothing_of_the_old_run(tmp_path):
+    run = a_run(tmp_path)
+    with claimed(run) as output:
+        output.reach("finished", results={"steps": 4})
+        for name in (*OLD, "report.html", "README.md", "notes.txt"):
+            (output.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (output.path / name).write_text("old")
+    with claimed(run, fresh=True) as output:
+        names = {path.name for path in output.path.iterdir()}
+        assert names == {"run.json", "run.yaml", ".lock", "notes.txt"}
+        assert json.loads((output.path / "run.json").read_text()) == {"state": "started"}
+
+
+def test_a_removal_that_was_killed_is_done_again_by_the_next_run(tmp_path, monkeypatch):
+    run = a_run(tmp_path)
+    with claimed(run) as output:
+        output.reach("finished")
+        output.checkpoints.mkdir()
+        output.model.mkdir()
+
+    def dies(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr("podtune.workflow.output.shutil.rmtree", dies)
+        with pytest.raises(KeyboardInterrupt):
+            stack.enter_context(claimed(run, fresh=True))
+    with claimed(run) as output:
+        assert output.state == "started"
+        assert not output.checkpoints.exists()
+        assert not output.model.exists()
+
+
+@pytest.mark.parametrize("what", ["model", "data"])
+@pytest.mark.parametrize("state", ["finished", "trained"])
+def test_another_model_or_other_data_is_refused_and_run_yaml_stays(what, state, trained, tmp_path):
+    output = open_output(trained / "out")
+    before = (output.path / "run.yaml").read_bytes()
+    record = (output.path / "run.json").read_text()
+    if what == "model":
+        a_model_like_it(trained / "base", tmp_path / "other")
+        other = a_run(trained, model=str(tmp_path / "other"), **SMALL)
+    else:
+        rows = write_jsonl(tmp_path / "other.jsonl", chats(30))
+        data = {"train": str(rows), "validation": 4, "max_length": 64, "workers": 0, "cache": str(trained / "prepared")}
+        other = a_run(trained, data=data, **SMALL)
+    (output.path / "run.json").write_text(json.dumps({**json.loads(record), "state": state}))
+    try:
+        with pytest.raises(UserError, match=rf"run of another {what}.*\n.*other.*\n.*--fresh"):
+            run_workflow(other, a_console())
+    finally:
+        (output.path / "run.json").write_text(record)
+    assert (output.path / "run.yaml").read_bytes() == before
+
+
+def test_trained_weights_are_never_put_into_another_model(trained, tmp_path):
+    output = open_output(trained / "out")
+    before = (output.path / "run.yaml").read_text()
+    a_model_like_it(trained / "base", tmp_path / "other")
+    (output.path / "run.yaml").write_text(before.replace(str(trained / "base"), str(tmp_path / "other")))
+    try:
+        for command in (lambda: evaluate_run(output.load_run(), a_console()), lambda: export_run(output, a_console())):
+            with pytest.raises(UserError, match="checkpoints of another run"):
+                command()
+    finally:
+        (output.path / "run.yaml").write_text(before)
