@@ -7,6 +7,7 @@ from typing import Any
 from podtune.train.job import Event, Hooks, Job
 from podtune.train.program import chosen_dtype
 from podtune.workflow.beginning import finite, shown_console
+from podtune.workflow.identity import fingerprints
 from podtune.workflow.report import perplexity
 from podtune.workflow.samples import answer_all, choose_prompts, record_answers
 from podtune.workflow.work import Work
@@ -78,14 +79,6 @@ def answer(work: Work, weights: Any, *, step: int, moment: str) -> list[str]:
     if work.output.writes:
         record_answers(work.output.samples, work.prompts, answers, moment=moment, step=step)
     return answers
-
-
-def fingerprints(work: Work) -> dict[str, str]:
-    return {
-        "model": work.files.fingerprint,
-        "tokenizer": work.tokenizer.fingerprint,
-        "data": work.prepared.fingerprint,
-    }
 
 
 def model_record(work: Work) -> dict[str, Any]:
