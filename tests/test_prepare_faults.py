@@ -236,6 +236,31 @@ def kill_this_worker(*arguments: object) -> ChunkSummary:
     raise AssertionError("unreachable")
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".tokens"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "zeros"])
+def test_a_chunk_that_a_crash_left_empty_cut_or_full_of_zeros_is_encoded_again(
+    suffix: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podtune.data.prepare_inputs._CHUNK_ROWS", 8)
+    data = {"train": str(write_rows(tmp_path / "a.jsonl", chats(24))), "workers": 0}
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_shard", full)
+        with pytest.raises(RunFailure, match="is full"):
+            prepare_chats(tmp_path, data)
+    (damaged,) = (tmp_path / "cache").rglob(f"chunk-000001{suffix}")
+    size = damaged.stat().st_size
+    damaged.write_bytes({"empty": b"", "cut": damaged.read_bytes()[: size // 2], "zeros": bytes(size)}[damage])
+    encode, encoded = module.encode_chunk, []
+    monkeypatch.setattr(module, "encode_chunk", lambda *given: (encoded.append(given[1]), encode(*given))[1])
+    again = prepare_chats(tmp_path, data)
+    assert encoded == [1]
+    assert all_rows(again) == all_rows(prepare_chats(tmp_path / "fresh", data))
+
+
 def test_data_that_changes_while_it_is_read_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rows(tmp_path / "a.jsonl", chats(20))
 

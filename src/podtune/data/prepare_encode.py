@@ -1,17 +1,19 @@
 """First half of preparing: records become examples, chunk by chunk, in worker processes when there is enough to do.
 
 A chunk of examples is two files in the staging folder: `chunk-000012.tokens` (uint32 per token, the highest bit says
-that the token is trained) and `chunk-000012.npz` (one entry per example), written last. What is in them depends on the
-data alone, never on the number of processes, so a killed preparation goes on from the chunks that are there.
+that the token is trained) and `chunk-000012.npz` (one entry per example, and a checksum of the tokens), written last.
+What is in them depends on the data alone, never on the number of processes, so a killed preparation goes on from the
+chunks that are there and whole.
 """
 
 import hashlib
 import json
-import os
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
@@ -20,6 +22,7 @@ from podtune.data.chat import Prompt
 from podtune.data.prepare_inputs import Encoder
 from podtune.data.prepare_report import REASON_ANSWER, REASON_LONG, Tally
 from podtune.data.rows import Example, Record, Refused, Row, Text, Tokens, place
+from podtune.hub.atomic import atomic_file
 
 TRAINED_BIT = np.uint32(1 << 31)
 CANDIDATES = 32  # rows a chunk keeps the prompts of, in case they are held out; also the most prompts there can be
@@ -110,15 +113,16 @@ def encode_chunk(settings: WorkSettings, number: int, source: int, records: Sequ
 
 
 def read_chunk(chunks: Path, number: int) -> Chunk | None:
-    """The chunk of this number if it is finished."""
+    """The chunk of this number if it is finished and undamaged."""
     path = chunk_path(chunks, number)
     try:
-        with np.load(path.with_suffix(".npz")) as arrays:
+        # Opened here: np.load leaves the file open when it is no archive.
+        with open(path.with_suffix(".npz"), "rb") as file, np.load(file) as arrays:
             text = json.loads(arrays["json"].tobytes())
             names = ("lengths", "trained", "digests", "pieces", "numbers", "origins")
             entries: dict[str, Any] = {name: arrays[name] for name in names}
-        whole = int(entries["lengths"].sum()) * 4 == path.stat().st_size
-    except (OSError, ValueError, KeyError):
+            whole = int(arrays["checksum"]) == zlib.crc32(path.read_bytes())
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
     if not whole:
         return None
@@ -192,12 +196,12 @@ class _Gathered:
             "origins": list(self.origins),
             "prompts": {digest: asdict(prompt) for digest, prompt in prompts.items()},
         }
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        with open(unfinished, "wb") as file:
+        checksum = 0
+        with atomic_file(path) as file:
             for part in self.flat:
                 file.write(part.data)
-        os.replace(unfinished, path)
-        with open(unfinished, "wb") as file:
+                checksum = zlib.crc32(part.data, checksum)
+        with atomic_file(path.with_suffix(".npz")) as file:
             np.savez(
                 file,
                 lengths=np.array(columns[0], np.int32),
@@ -207,8 +211,8 @@ class _Gathered:
                 numbers=np.array(columns[5], np.int64),
                 origins=np.array(columns[6], np.int32),
                 json=np.frombuffer(json.dumps(text).encode(), np.uint8),
+                checksum=np.uint32(checksum),
             )
-        os.replace(unfinished, path.with_suffix(".npz"))
 
 
 def _begin_of(example: Example) -> Prompt:
