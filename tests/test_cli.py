@@ -167,3 +167,14 @@ def test_nothing_is_downloaded_before_a_fault_is_told(run_file):
     assert done.returncode == 2, done.stderr
     assert 'did you mean "learning_rate"?' in done.stderr
     assert sorted(path.name for path in run_file.parent.iterdir()) == ["run.yaml", "train.jsonl"]
+
+
+def test_what_podtune_logs_as_a_warning_is_seen_once(capsys, monkeypatch):
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("podtune"), "handlers", [])
+    cli.show_warnings()
+    cli.show_warnings()
+    logging.getLogger("podtune.parallel.sharding").warning("%s=%d does not divide", "heads", 3)
+    logging.getLogger("podtune.parallel.sharding").info("not this")
+    assert capsys.readouterr().err == "warning: heads=3 does not divide\n"

@@ -151,12 +151,16 @@ def test_checkpoints_of_the_bare_model_and_of_the_multimodal_one_are_read():
         np.testing.assert_array_equal(weights.norm, tensors["model.norm.weight"])
 
 
-def test_conversions_are_said_and_done_once(caplog):
+def test_conversions_and_tensors_left_unread_are_said():
     model = tiny.tiny_model("llama")
     tensors = checkpoint(model, dtype=ml_dtypes.bfloat16)
-    with caplog.at_level("INFO"):
-        weights = load(model, tensors)
-    assert "30 tensors read as bfloat16, held as float32." in caplog.text
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+    said = []
+    weights = load(model, tensors, say=said.append)
+    assert said == [
+        "tensors left unread: 1 (rotary frequencies, which follow from the configuration)",
+        "tensors stored as bfloat16 and held as float32: 30",
+    ]
     assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(jnp.float32)}
 
 

@@ -7,6 +7,7 @@ config.schema, numpy or jax): so every --help answers at once.
 import errno
 import functools
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -50,9 +51,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits: 0, 2 for a fault in what was given, 3 for a failure, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = next((argument for argument in given if not argument.startswith("-")), None)
+    show_warnings()
     app = build_app(command)
     app(args=given, prog_name="podtune")
     sys.exit(0)
+
+
+class WarningLines(logging.Handler):
+    """Shows what is logged as a line on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+
+
+def show_warnings() -> None:
+    """What podtune logs as a warning or worse is seen, whatever handlers the libraries it uses install."""
+    logger = logging.getLogger("podtune")
+    if not any(isinstance(handler, WarningLines) for handler in logger.handlers):
+        logger.addHandler(WarningLines(logging.WARNING))
 
 
 def build_app(called: str | None) -> typer.Typer:

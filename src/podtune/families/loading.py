@@ -7,9 +7,8 @@ layout and dtype happens on the devices, where each layer is written into a stac
 from __future__ import annotations
 
 import fnmatch
-import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from podtune.weights.leaves import LoRA, is_weight
 from podtune.weights.param import Param, initialise_on, is_param
 from podtune.weights.tree import map_named
 
-log = logging.getLogger(__name__)
+Say = Callable[[str], object]
 
 # Tensors that any checkpoint may hold and no model here needs, each with the reason.
 IGNORED: tuple[tuple[str, str], ...] = (
@@ -55,13 +54,15 @@ def load_weights(
     *,
     dtype: DTypeLike | None = None,
     key: jax.Array | None = None,
+    say: Say | None = None,
 ) -> Any:
     """The description with its arrays, on the mesh.
 
     dtype: of what is loaded; None keeps what the description says. Adapters keep theirs and start from the key.
+    say: is told which tensors are left unread, and which are held in another dtype than they are stored in.
     Raises UserError listing tensors that are missing, left over or of another shape, before it reads any.
     """
-    plan = plan_loading(model, store)
+    plan = plan_loading(model, store, say=say)
     converted: Counter[tuple[str, str]] = Counter()
 
     def one(name: str, leaf: Any) -> Any:
@@ -81,12 +82,16 @@ def load_weights(
 
     weights = map_named(one, description, is_leaf=lambda leaf: is_weight(leaf) or is_param(leaf))
     for (theirs, ours), count in converted.items():
-        log.info("%d tensors read as %s%s.", count, theirs, "" if theirs == ours else f", held as {ours}")
+        if say is not None and theirs != ours:
+            say(f"tensors stored as {theirs} and held as {ours}: {count}")
     return weights
 
 
-def plan_loading(model: Model, store: TensorStore) -> _Plan:
-    """Matches every weight with its tensors. Raises UserError where the two do not account for each other."""
+def plan_loading(model: Model, store: TensorStore, *, say: Say | None = None) -> _Plan:
+    """Matches every weight with its tensors. Raises UserError where the two do not account for each other.
+
+    say: is told which tensors are left unread, and why.
+    """
     held = store.names()
     to_theirs = _own_names(model, held)
     sources: dict[str, list[str]] = {}
@@ -116,7 +121,8 @@ def plan_loading(model: Model, store: TensorStore) -> _Plan:
             + "."
         )
     for reason, count in ignored.items():
-        log.info("%d tensors left unread: %s.", count, reason)
+        if say is not None:
+            say(f"tensors left unread: {count} ({reason})")
     return _Plan(sources)
 
 

@@ -74,7 +74,7 @@ def _from_model(source: str, *, mesh: Mesh, cache: Path | None, say: Say | None)
     files = resolve_model(source, cache=cache, progress=say)
     model = model_from_files(files)
     tokenizer = load_tokenizer(files)
-    weights = load_weights(model, model.describe(dtype=serving_dtype(mesh)), files.tensors(), mesh)
+    weights = load_weights(model, model.describe(dtype=serving_dtype(mesh)), files.tensors(), mesh, say=say)
     return Loaded(model, weights, tokenizer, files, source)
 
 

@@ -71,9 +71,8 @@ def load_model(work: Work) -> None:
 
     from podtune.families.loading import load_weights
 
-    work.weights = load_weights(
-        work.model, work.description, work.files.tensors(), work.mesh, key=jax.random.key(work.run.seed)
-    )
+    key = jax.random.key(work.run.seed)
+    work.weights = load_weights(work.model, work.description, work.files.tensors(), work.mesh, key=key, say=work.say)
     every, trained = parameters(work.model), trained_parameters(work)
     work.say(
         f"{work.run.method.name}: training {_count(trained)} of {_count(every)} parameters "
