@@ -53,6 +53,43 @@ def test_the_newest_ones_and_the_best_are_kept(tmp_path):
     again.close()
 
 
+def test_a_step_saved_before_it_was_evaluated_gets_its_loss_and_can_be_the_best(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), keep=1, keep_best=True)
+    checkpoints.save(2, state_of(2), {}, eval_loss=2.0)
+    checkpoints.save(4, state_of(4), {})
+    assert checkpoints.save(4, state_of(4), {}, eval_loss=1.0)
+    assert not checkpoints.save(4, state_of(4), {}, eval_loss=1.0)
+    checkpoints.save(6, state_of(6), {})
+    checkpoints.wait()
+    assert checkpoints.best() == 4
+    checkpoints.close()
+    assert saved_steps(tmp_path) == [4, 6]
+
+
+def test_reading_checkpoints_leaves_what_is_being_written_alone(tmp_path):
+    writer = Checkpoints(str(tmp_path), keep=1, keep_best=False)
+    writer.save(1, state_of(1), {})
+    writer.close()
+    unfinished = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    reader = Checkpoints(str(tmp_path), keep=1, keep_best=False, read_only=True)
+    assert reader.latest() == 1
+    reader.close()
+    assert unfinished.is_dir()
+
+
+def test_a_rollback_goes_to_the_newest_checkpoint_before_the_bad_step_and_forgets_later_ones(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), keep=4, keep_best=False)
+    for step in (0, 3, 6):
+        checkpoints.save(step, state_of(step), {})
+    checkpoints.wait()
+    assert checkpoints.latest_before(5) == 3
+    checkpoints.delete_after(3)
+    assert checkpoints.latest() == 3
+    assert checkpoints.save(6, state_of(6), {})
+    checkpoints.close()
+
+
 def test_a_state_comes_back_as_it_was_even_when_its_arrays_are_donated_right_after_the_save(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=1, keep_best=False)
     state, wanted = state_of(3, size=100_000), jax.tree.map(np.array, state_of(3, size=100_000))
