@@ -274,7 +274,7 @@ def test_logits_of_the_export_are_those_of_training(finished):
     assert np.abs(one - other).max() < 1e-4
 
 
-def test_prompts_too_long_to_answer_are_left_out(finished):
+def test_held_out_prompts_too_long_to_answer_are_left_out_and_counted():
     from types import SimpleNamespace
 
     from podtune.workflow.samples import choose_prompts
@@ -284,5 +284,15 @@ def test_prompts_too_long_to_answer_are_left_out(finished):
             SimpleNamespace(prompt_ids=list(range(n)), prompt_text="x", expected_text="y", messages=[]) for n in (3, 90)
         ]
     )
-    chosen = choose_prompts(prepared, None, samples=2, own=(), most_tokens=50)
+    said = []
+    chosen = choose_prompts(prepared, None, samples=2, own=(), most_tokens=50, warn=said.append)
     assert [len(prompt.ids) for prompt in chosen] == [3]
+    assert len(said) == 1
+    assert "1 of 2 held-out prompts" in said[0]
+
+
+def test_a_prompt_of_the_users_that_is_too_long_is_refused_before_data_is_prepared(tmp_path):
+    run = a_run(tmp_path, eval={"prompts": ["short", "long " * 200], "max_new_tokens": 8})
+    with pytest.raises(UserError, match=r"eval\.prompts\[1\] \('long .*…'\) has [0-9,]+ tokens"):
+        run_workflow(run, a_console())
+    assert not (tmp_path / "prepared").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from podtune.config.errors import UserError
 from podtune.export.folders import write_text
 from podtune.serve.prompts import prompt_ids
 from podtune.train.metrics import read_metrics
@@ -33,15 +34,41 @@ class Prompt:
 
 
 def choose_prompts(
-    prepared: Prepared, tokenizer: Tokenizer, *, samples: int, own: Sequence[str], most_tokens: int
+    prepared: Prepared,
+    tokenizer: Tokenizer,
+    *,
+    samples: int,
+    own: Sequence[str],
+    most_tokens: int,
+    warn: Callable[[str], object],
 ) -> list[Prompt]:
-    """Held-out prompts and the user's, those that fit into `most_tokens`."""
-    prompts = [
-        Prompt(one.prompt_ids, shown_prompt(one), one.expected_text.strip())
-        for one in prepared.held_out_prompts(samples)
-    ]
-    prompts += [Prompt(prompt_ids(tokenizer, text), text) for text in own]
-    return [prompt for prompt in prompts if 0 < len(prompt.ids) <= most_tokens]
+    """Held-out prompts, those that fit into `most_tokens`, and the user's.
+
+    warn: is told how many held-out ones do not fit. Raises UserError when one of the user's does not.
+    """
+    held_out = prepared.held_out_prompts(samples)
+    fitting = [one for one in held_out if 0 < len(one.prompt_ids) <= most_tokens]
+    if len(fitting) < len(held_out):
+        warn(
+            f"{len(held_out) - len(fitting)} of {len(held_out)} held-out prompts are not answered: they are empty, or "
+            f"longer than the {max(most_tokens, 0):,} tokens that eval.max_new_tokens leaves of the model's context."
+        )
+    prompts = [Prompt(one.prompt_ids, shown_prompt(one), one.expected_text.strip()) for one in fitting]
+    return prompts + own_prompts(tokenizer, own, most_tokens=most_tokens)
+
+
+def own_prompts(tokenizer: Tokenizer, own: Sequence[str], *, most_tokens: int) -> list[Prompt]:
+    """The prompts of eval.prompts. Raises UserError for one without tokens, or with more than `most_tokens`."""
+    prompts = [Prompt(prompt_ids(tokenizer, text), text) for text in own]
+    for number, prompt in enumerate(prompts):
+        if not 0 < len(prompt.ids) <= most_tokens:
+            start = prompt.text if len(prompt.text) <= 40 else f"{prompt.text[:40]}…"
+            raise UserError(
+                f"eval.prompts[{number}] ({start!r}) has {len(prompt.ids):,} tokens, and the model's context less "
+                f"eval.max_new_tokens leaves room for 1 to {max(most_tokens, 0):,}. Change it, or lower "
+                "eval.max_new_tokens."
+            )
+    return prompts
 
 
 def shown_prompt(held_out: HeldOut) -> str:

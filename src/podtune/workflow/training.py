@@ -9,7 +9,7 @@ from podtune.train.program import chosen_dtype
 from podtune.workflow.beginning import finite, shown_console
 from podtune.workflow.identity import fingerprints
 from podtune.workflow.report import perplexity
-from podtune.workflow.samples import answer_all, choose_prompts, record_answers
+from podtune.workflow.samples import answer_all, choose_prompts, own_prompts, record_answers
 from podtune.workflow.work import Work
 
 
@@ -62,10 +62,20 @@ def choose_samples(work: Work) -> None:
         work.tokenizer,
         samples=ask.samples,
         own=ask.prompts,
-        most_tokens=work.model.config.context_length - ask.max_new_tokens,
+        most_tokens=_most_prompt_tokens(work),
+        warn=work.warn,
     )
     dtype = chosen_dtype(work.run.train.compute_dtype, work.mesh)
     work.generator = Generator(work.model, None, work.tokenizer, compute_dtype=dtype, mesh=work.mesh)
+
+
+def check_prompts(work: Work) -> None:
+    """Raises UserError when a prompt of the run file cannot be answered, before anything slow is done."""
+    own_prompts(work.tokenizer, work.run.eval.prompts, most_tokens=_most_prompt_tokens(work))
+
+
+def _most_prompt_tokens(work: Work) -> int:
+    return work.model.config.context_length - work.run.eval.max_new_tokens
 
 
 def answer(work: Work, weights: Any, *, step: int, moment: str) -> list[str]:
