@@ -15,15 +15,12 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from podtune.config.errors import RunFailure, UserError
+from podtune.config.sameness import may_change
 from podtune.config.schema import Run
 from podtune.train.state import TrainState
 from podtune.weights.tree import named_leaves
 
 Notes = dict[str, Any]
-
-# Settings that may change between a run and its resumption: they change where and how, not what is trained.
-_FREE = ("output", "export", "eval", "mesh", "model.cache", "data.workers", "data.cache")
-_FREE_OF_TRAIN = ("log_every", "checkpoint_every", "on_nan", "max_bad_steps", "early_stopping", "accumulate", "remat")
 
 
 class Checkpoints:
@@ -158,7 +155,7 @@ class Checkpoints:
 def identity(run: Run, fingerprints: Mapping[str, str], **decided: Any) -> dict[str, str]:
     """What must be equal between a run and its resumption, by key: settings, fingerprints and what was decided."""
     settings = _flat(run.model_dump(mode="json"), "")
-    kept = {key: value for key, value in settings.items() if not _is_free(key)}
+    kept = {key: value for key, value in settings.items() if not may_change(key)}
     return {key: str(value) for key, value in {**kept, **fingerprints, **decided}.items()}
 
 
@@ -181,10 +178,6 @@ def check_same_weights(saved: Mapping[str, str], run: Run, fingerprints: Mapping
     decisive = ("model", "tokenizer", "method")
     now = {key: value for key, value in identity(run, fingerprints).items() if key.split(".")[0] in decisive}
     check_identity({key: value for key, value in saved.items() if key.split(".")[0] in decisive}, now, run.output.path)
-
-
-def _is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in (*_FREE, *(f"train.{f}" for f in _FREE_OF_TRAIN)))
 
 
 def _flat(value: Any, prefix: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
+from podtune.config.sameness import may_change
 from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
 from podtune.hub.remote import is_remote
@@ -25,13 +26,11 @@ from podtune.workflow.remote_output import fetch, forget, listed, publish
 STATES = ("started", "trained", "evaluated", "exported", "finished")
 """How far a run has come, in order."""
 
-# What makes another run of it. Model and data are told apart by fingerprint once they are open (workflow/identity.py):
-# files may move, and others may take their place.
-_DECISIVE = ("method", "train", "seed")
+# Told apart by fingerprint once they are open (workflow/identity.py): files may move, and others may take their place.
+_BY_FINGERPRINT = ("model", "data")
 _OF_ONE_RUN = (
     "checkpoints", "model", "adapter", "tensorboard", "metrics.jsonl", "samples.jsonl", "report.html", "README.md",
 )  # fmt: skip
-_FREE_IN_TRAIN = ("log_every", "checkpoint_every", "on_nan", "max_bad_steps", "early_stopping", "accumulate", "remat")
 
 
 @dataclass
@@ -182,13 +181,8 @@ def differences(before: Run, now: Run) -> list[str]:
     return [
         f"{key}: {old!r} -> {new!r}"
         for key, old, new in _compare(before.model_dump(mode="json"), now.model_dump(mode="json"))
-        if not _is_free(key)
+        if key.split(".")[0] not in _BY_FINGERPRINT and not may_change(key)
     ]
-
-
-def _is_free(key: str) -> bool:
-    first, *rest = key.split(".")
-    return first not in _DECISIVE or (first == "train" and bool(rest) and rest[0] in _FREE_IN_TRAIN)
 
 
 def _compare(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
