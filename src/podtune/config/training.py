@@ -51,7 +51,7 @@ class Schedule(Subject):
     decay_fraction: Annotated[float | None, Real(above=0, at_most=1)] = None
     """wsd only: the last fraction of the steps, over which the rate falls (default 0.2)."""
     final_fraction: Annotated[float, Real(at_least=0, at_most=1)] = 0.0
-    """The rate at the last step, as a fraction of the peak."""
+    """The fraction of the peak that the rate falls towards: the step after the last one would have it."""
 
 
 class SpikeGuard(Subject):
@@ -118,7 +118,7 @@ class Train(Subject):
     on_nan: Annotated[Literal["skip", "rollback", "stop"], Choice()] = "skip"
     """What becomes of a step whose loss or gradient is not finite. Every such step is counted."""
     max_bad_steps: Annotated[int, Whole(at_least=1)] = 10
-    """Skipped or rolled-back steps in a row after which the run stops."""
+    """Bad steps in a row, or rollbacks in the whole run, after which the run stops."""
     spike_guard: Annotated[SpikeGuard | None, OrNone()] = None
     """The same for steps whose gradient norm leaps: skip, rollback, stop, or a mapping; none: off."""
     early_stopping: Annotated[EarlyStopping | None, OrNone()] = None

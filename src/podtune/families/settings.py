@@ -97,7 +97,7 @@ class Settings:
             raise self.refused(key, f"is supported only as {rule}")
 
     def activation(self, key: str, default: str, *, also: str | None = None) -> str:
-        """The name of an activation. also: a second key for it, which must not say otherwise."""
+        """The name of an activation. also: a second key, which counts where the first is absent or null."""
         name = self.take(key, self.take(also) if also else None) or default
         if name not in ACTIVATIONS:
             raise self.refused(key, f"must be one of {', '.join(ACTIVATIONS)}")
