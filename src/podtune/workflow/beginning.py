@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from podtune.config.errors import UserError
 from podtune.hub.telling import readable_bytes
 from podtune.workflow.environment import host_memory
@@ -14,8 +16,6 @@ from podtune.workflow.work import Work
 DEFAULT_ROW_TOKENS = 2048
 # A warning above this share of the memory; what does not fit at all is refused.
 _CLOSE = 0.9
-_BYTES_PER_TRAINED = {"adamw": 16, "adafactor": 9, "lion": 12, "sgd": 12, "muon": 12}
-"""float32 weight, gradient and moments of one trained number."""
 
 
 def open_model(work: Work) -> None:
@@ -165,28 +165,48 @@ def _template(path: str | None) -> str | None:
         raise UserError(f"model.chat_template: {path} cannot be read ({error.strerror}). Name a Jinja file.") from error
 
 
+def held_bytes(work: Work) -> int:
+    """What a device holds throughout training: frozen and trained weights, moments, the average where one is kept, and
+    gradients. On a CPU, whose devices share one memory, what all hold together. Activations come on top."""
+    import jax
+
+    from podtune.parallel.sharding import sharding_for
+    from podtune.train.optimizers import make_optimizer
+    from podtune.train.state import abstract_state, divide_weights, state_shardings
+    from podtune.weights.param import is_param
+
+    train = work.run.train
+    params, frozen = divide_weights(work.description, work.run.method.name)
+    optimizer = make_optimizer(train.optimizer, params, weight_decay=train.weight_decay)
+    state = abstract_state(params, optimizer, averaged=train.ema is not None, window=1)
+    shardings = state_shardings(work.mesh, state, params)
+    kept = [*zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True)]
+    kept += zip(state.trainable.values(), (shardings.trainable[name] for name in state.trainable), strict=True)  # grads
+    kept += [
+        (param, sharding_for(work.mesh, param.axes, param.shape)) for param in jax.tree.leaves(frozen, is_leaf=is_param)
+    ]
+    here = sum(math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf, place in kept)
+    return here * (work.mesh.size if work.mesh.devices.flat[0].platform == "cpu" else 1)
+
+
 def _check_memory(work: Work) -> None:
-    """Weights and what the optimizer keeps beside them against the memory there is; activations come on top."""
+    """What training holds against the memory there is."""
     from podtune.parallel.mesh import own_device
 
-    devices = work.mesh.devices.flatten()
-    trained = trained_parameters(work)
-    held = (
-        parameters(work.model) * work.held_dtype.itemsize + trained * _BYTES_PER_TRAINED[work.run.train.optimizer.name]
-    )
-    stats = own_device(list(devices)).memory_stats() or {}
+    stats = own_device(list(work.mesh.devices.flat)).memory_stats() or {}
     there = int(stats.get("bytes_limit", 0)) or host_memory()
-    # A CPU's devices share one memory; those of an accelerator split what fsdp and tensor split.
-    ways = 1 if devices[0].platform == "cpu" else work.mesh.shape["fsdp"] * work.mesh.shape["tensor"]
-    needed = held // ways * (len(devices) if devices[0].platform == "cpu" and work.mesh.shape["data"] > 1 else 1)
+    needed = held_bytes(work)
     if there and needed > there:
         raise UserError(
-            f"model: {work.run.model.source} needs at least {_gib(needed)} a device for weights and optimizer "
+            f"model: {work.run.model.source} needs about {_gib(needed)} a device for weights, gradients and optimizer "
             f"({work.run.method.name}, {work.run.train.optimizer.name}), and there are {_gib(there)}. "
             "Use method: lora, a smaller model, or more devices (mesh: {fsdp: …})."
         )
     if there and needed > _CLOSE * there:
-        work.warn(f"weights and optimizer take {_gib(needed)} of {_gib(there)} a device; little is left to compute in.")
+        work.warn(
+            f"weights, gradients and optimizer take about {_gib(needed)} of {_gib(there)} a device; little is left to "
+            "compute in."
+        )
 
 
 def _gib(count: int) -> str:

@@ -1,0 +1,34 @@
+"""What training holds on a device, as the check before a run counts it."""
+
+import pytest
+import tiny_models as tiny
+from workflow_cases import a_console, a_run
+
+from podtune.weights.adapters import attach
+from podtune.workflow.beginning import held_bytes, parameters, trained_parameters
+from podtune.workflow.output import OutputFolder
+from podtune.workflow.work import Work
+
+
+@pytest.mark.parametrize(
+    ("train", "bytes_a_weight"),
+    [({}, 16), ({"ema": 0.9}, 20), ({"optimizer": "sgd"}, 12), ({"optimizer": "lion"}, 12)],
+)
+def test_memory_is_counted_once_for_weights_gradients_moments_and_average(train, bytes_a_weight, tmp_path):
+    model = tiny.tiny_model("llama")
+    description = model.describe(dtype="float32")
+    run = a_run(tmp_path, method="full", train=train)
+    work = Work(run, a_console(), OutputFolder(tmp_path))
+    work.description, work.mesh = description, tiny.mesh_of()
+    assert held_bytes(work) == pytest.approx(bytes_a_weight * parameters(model), rel=1e-3)
+    work.mesh = tiny.mesh_of(1, 8, 1)  # split over devices that share one memory: what is not split is held by each
+    assert bytes_a_weight <= held_bytes(work) / parameters(model) < 1.2 * bytes_a_weight
+
+
+def test_memory_of_a_frozen_model_is_that_of_its_own_dtype(tmp_path):
+    model = tiny.tiny_model("llama")
+    run = a_run(tmp_path)
+    description = attach(model.describe(dtype="bfloat16"), run.method.lora, aliases=model.aliases())
+    work = Work(run, a_console(), OutputFolder(tmp_path))
+    work.description, work.mesh = description, tiny.mesh_of()
+    assert held_bytes(work) == pytest.approx(2 * parameters(model) + 16 * trained_parameters(work), rel=1e-3)
