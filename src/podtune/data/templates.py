@@ -131,9 +131,8 @@ class ChatTemplate:
     @cached_property
     def turn_ends(self) -> re.Pattern[str]:
         """Matches a token that ends a turn: those the tokenizer names, and the first added token after an answer."""
-        ids = {*self.tokenizer.turn_end_ids, self.tokenizer.eos_id} - {None}
         added = self.inner.added_tokens_decoder
-        ends = {added[token].content for token in ids if token in added}
+        ends = {added[token].content for token in self.tokenizer.turn_end_ids if token in added}
         if found := self.control_tokens.search(self._probe[2]):
             ends.add(found.group())
         longest_first = sorted(ends, key=len, reverse=True)

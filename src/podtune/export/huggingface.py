@@ -108,16 +108,10 @@ def write_small_files(
 ) -> None:
     """config.json, generation_config.json, the tokenizer and its chat template."""
     config = hf_config(model)
-    eos_ids = end_ids(tokenizer)
+    eos_ids = tokenizer.turn_end_ids
     write_json(folder / "config.json", exported_config(config, dtype=jnp.dtype(dtype).name, eos_ids=eos_ids))
     generation = exported_generation_config(
         generation_config or {}, eos_ids=eos_ids, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id
     )
     write_json(folder / "generation_config.json", generation)
     tokenizer.save(folder)
-
-
-def end_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Every id that ends an answer: the end of a turn, and the end of text."""
-    eos = tokenizer.eos_id
-    return tokenizer.turn_end_ids | (frozenset() if eos is None else frozenset({eos}))

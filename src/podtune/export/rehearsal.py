@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.config.schema import LoRA as LoRASettings
-from podtune.export.huggingface import end_ids, write_tensors
+from podtune.export.huggingface import write_tensors
 from podtune.export.peft import WEIGHTS_FILE, adapter_config, adapter_tensors, serving_warnings, write_adapter
 from podtune.families import model_from_config, model_from_files
 from podtune.families.family import Model
@@ -186,8 +186,8 @@ def _check_small_files(folder: Path, model: Model, tokenizer: Tokenizer) -> None
             "some text could not be read"
         )
     ends = generation.eos_token_id
-    if not end_ids(tokenizer) <= set(ends if isinstance(ends, list) else [ends]):
-        faults.append(f"generation_config.json ends at {ends}, answers end with {sorted(end_ids(tokenizer))}")
+    if not tokenizer.turn_end_ids <= set(ends if isinstance(ends, list) else [ends]):
+        faults.append(f"generation_config.json ends at {ends}, answers end with {sorted(tokenizer.turn_end_ids)}")
     if reloaded.chat_template != tokenizer.inner.chat_template:
         faults.append("the chat template does not come back as it is")
     text = "Does this come back? Ünïcode, 数字 12345\n"

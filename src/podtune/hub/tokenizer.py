@@ -87,7 +87,7 @@ class Tokenizer:
 
     @cached_property
     def turn_end_ids(self) -> frozenset[int]:
-        """Ids that end an answer: what the template writes after an assistant's turn, and the model's own eos ids."""
+        """Ids that end an answer: what the template writes after an assistant's turn, and all eos ids."""
         ends = set(self._eos_ids)
         if self.eos_id is not None:
             ends.add(self.eos_id)

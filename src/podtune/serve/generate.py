@@ -75,7 +75,7 @@ class Generator:
         going = [True] * len(prompts)
         for place in range(max_new_tokens):
             said = np.asarray(chosen).tolist()
-            going = [goes and token not in self.stop_ids for goes, token in zip(going, said, strict=True)]
+            going = [goes and token not in self.tokenizer.turn_end_ids for goes, token in zip(going, said, strict=True)]
             if not any(going):
                 return
             yield [token if goes else None for goes, token in zip(going, said, strict=True)]
@@ -114,11 +114,6 @@ class Generator:
         """The assistant's next turn in a chat."""
         prompt = chat_prompt(self.tokenizer, messages)
         return self.text(prompt, max_new_tokens=max_new_tokens, sampling=sampling)
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        eos = self.tokenizer.eos_id
-        return self.tokenizer.turn_end_ids | (frozenset() if eos is None else frozenset({eos}))
 
     def check_room(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raises UserError when the prompt and the answer do not fit into the model's context."""
