@@ -67,6 +67,11 @@ class LoRA(Subject):
     rslora: Bool = False
     """Scale by alpha / sqrt(rank) (Kalajdzievski, 2023)."""
 
+    @property
+    def scale(self) -> float:
+        """What the adapter's product is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
 
 NOT_IN_THIS_VERSION = {
     "qlora": "qlora is not part of this version of podtune; use lora",

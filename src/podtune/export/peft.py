@@ -82,7 +82,7 @@ def adapter_config(
     model: Model, weights: Any, settings: LoRASettings, *, base: str, revision: str | None = None
 ) -> dict[str, Any]:
     """The adapter_config.json of what was trained. Nothing is asked again: the weights must agree with the settings."""
-    scale = settings.alpha / (settings.rank**0.5 if settings.rslora else settings.rank)
+    scale = settings.scale
     for name, leaf in adapted_leaves(weights).items():
         assert abs(leaf.scale - scale) <= 1e-9 * scale, f"{name} was trained at scale {leaf.scale}, not {scale}"
         assert leaf.a.shape[-1] == settings.rank, f"{name} was trained at rank {leaf.a.shape[-1]}, not {settings.rank}"

@@ -24,7 +24,7 @@ def attach(description: Any, settings: LoRASettings, *, aliases: Mapping[str, st
     Raises UserError when a pattern matches nothing.
     """
     targets = target_names(description, settings, aliases=aliases or {})
-    scale = settings.alpha / (settings.rank**0.5 if settings.rslora else settings.rank)
+    scale = settings.scale
 
     def one(name: str, param: Param) -> Any:
         if name not in targets:
