@@ -41,11 +41,12 @@ def test_what_is_written_is_copied_with_the_record_last_and_gone_on_with_elsewhe
     with claimed(run) as output:
         output.model.mkdir()
         (output.model / "model.safetensors").write_bytes(b"weights")
+        (output.model / "config.json").write_text("{}")
         output.metrics.write_text('{"step": 1}\n')
         output.reach("trained", results={"steps": 3})
         output.publish(whole=True)
     assert listed(ADDRESS) == {"model", "metrics.jsonl", "run.json", "run.yaml"}
-    assert order[0] == "model.safetensors"
+    assert order[:2] == ["model.safetensors", "config.json"]
     assert order[-1] == "run.json"
     monkeypatch.setenv("PODTUNE_CACHE", str(tmp_path / "another machine"))
     with claimed(run) as output:

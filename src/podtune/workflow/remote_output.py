@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.config.errors import RunFailure, UserError
+from podtune.hub.remote import upload_folder
 
 SMALL_FILES = ("run.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "README.md", "run.json")
 _FOLDERS = ("model", "adapter", "tensorboard")
@@ -58,12 +59,13 @@ def forget(address: str, names: Iterable[str]) -> None:
 def publish(folder: Path, address: str, *, whole: bool) -> None:
     """Copies the small files, and when `whole` the exported folders before them; run.json, which counts, comes last."""
     system, root = _open(address)
-    files = [path for name in _FOLDERS for path in sorted((folder / name).rglob("*")) if whole and path.is_file()]
-    files += [folder / name for name in SMALL_FILES if (folder / name).is_file()]
-    for path in files:
-        name = path.relative_to(folder).as_posix()
+    for name in (*(_FOLDERS if whole else ()), *SMALL_FILES):
+        path = folder / name
         try:
-            system.put_file(str(path), f"{root}/{name}")
+            if path.is_dir():
+                upload_folder(path, f"{address.rstrip('/')}/{name}")
+            elif path.is_file():
+                system.put_file(str(path), f"{root}/{name}")
         except Exception as error:
             raise RunFailure(
                 f"{address}/{name} cannot be written ({_said(error)}). The files are in {folder}; run again to go on."
