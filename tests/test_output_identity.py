@@ -103,3 +103,37 @@ def test_trained_weights_are_never_put_into_another_model(trained, tmp_path):
                 command()
     finally:
         (output.path / "run.yaml").write_text(before)
+
+
+def test_the_checkpoints_of_a_folder_that_was_moved_are_evaluated(trained, tmp_path, capsys):
+    from podtune.cli.eval import evaluate
+
+    shutil.copytree(trained / "out", tmp_path / "moved")
+    (tmp_path / "moved/run.yaml").write_text(
+        (trained / "out/run.yaml").read_text().replace(str(trained / "out"), "out")
+    )
+    evaluate(str(tmp_path / "moved"))
+    said = capsys.readouterr().out
+    assert f"step 1 of {tmp_path / 'moved'}" in said
+    assert "untrained" not in said
+
+
+def test_the_untrained_model_is_never_evaluated_in_the_place_of_one_whose_checkpoints_are_gone(trained, tmp_path):
+    shutil.copytree(trained / "out", tmp_path / "out")
+    shutil.rmtree(tmp_path / "out/checkpoints")
+    run = a_run(trained, output=str(tmp_path / "out"), **SMALL)
+    with pytest.raises(UserError, match="its checkpoints are gone"):
+        evaluate_run(run, a_console())
+
+
+def test_runs_in_an_object_store_are_not_taken_for_untrained_ones(tmp_path):
+    from podtune.cli.eval import evaluate
+    from podtune.cli.export import export
+
+    for command in (evaluate, export):
+        with pytest.raises(
+            UserError, match=rf"gs://b/r: `podtune {command.__name__[:4]}.*gcloud storage cp -r gs://b/r"
+        ):
+            command("gs://b/r")
+    with pytest.raises(UserError, match=r"s3://b/r.*aws s3 cp --recursive"):
+        evaluate_run(a_run(tmp_path, output="s3://b/r"), a_console())

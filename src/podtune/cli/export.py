@@ -19,10 +19,11 @@ def export(
     """Export a run again, with nothing asked twice: rank, alpha and the rest are what was trained."""
     from podtune.workflow.afterwards import convert_model, export_run
     from podtune.workflow.console import make_console
-    from podtune.workflow.output import open_output
+    from podtune.workflow.output import open_output, refuse_remote
 
     console = make_console(quiet=quiet)
     if to is not None:
         convert_model(source, to, console, dtype=dtype)
     else:
+        refuse_remote(source, command="export")
         export_run(open_output(Path(source)), console, dtype=dtype)

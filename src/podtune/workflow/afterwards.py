@@ -11,7 +11,7 @@ from podtune.config.errors import UserError
 from podtune.config.schema import Run
 from podtune.workflow import beginning, finishing, training
 from podtune.workflow.identity import fingerprints
-from podtune.workflow.output import OutputFolder, claimed, is_output_folder, open_output
+from podtune.workflow.output import OutputFolder, claimed, is_output_folder, open_output, refuse_remote
 from podtune.workflow.work import Work
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -74,8 +74,14 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
     from podtune.train.program import make_program
     from podtune.workflow.samples import answer_all
 
+    refuse_remote(run.output.path, command="eval")
     output = open_output(Path(run.output.path)) if is_output_folder(Path(run.output.path)) else None
     work = Work(run, console, output or OutputFolder(Path(run.output.path)))
+    trained = output is not None and output.checkpoints.is_dir() and any(output.checkpoints.iterdir())
+    if not trained:
+        if output is not None and output.has_reached("trained"):
+            raise UserError(f"{output.path}: this run has trained, and its checkpoints are gone. Evaluate another.")
+        work.say(f"{run.output.path}: nothing is trained there yet; {run.model.source} is evaluated as it is")
     beginning.open_model(work)
     beginning.prepare_data(work)
     split = work.prepared.validation
@@ -83,7 +89,6 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
         raise UserError("data.validation: no rows are held out to evaluate on. Name some, or a fraction of the rows.")
     beginning.choose_devices(work)
     beginning.load_model(work)
-    trained = output is not None and output.checkpoints.is_dir() and any(output.checkpoints.iterdir())
     step = restore(work) if trained else 0
     geometry = plan_geometry(run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
     training.choose_samples(work)

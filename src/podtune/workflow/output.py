@@ -115,6 +115,16 @@ def is_output_folder(path: Path) -> bool:
     return (path / "run.json").is_file() and (path / "run.yaml").is_file()
 
 
+def refuse_remote(address: str, *, command: str) -> None:
+    """Raises UserError for a run in an object store, whose checkpoints `podtune eval` and `export` do not fetch."""
+    if is_remote(address):
+        copy = "aws s3 cp --recursive" if address.startswith("s3") else "gcloud storage cp -r"
+        raise UserError(
+            f"{address}: `podtune {command}` does not read runs from an object store. Copy the folder to this machine "
+            f"(`{copy} {address} COPY`) and give the copy: podtune {command} COPY"
+        )
+
+
 def open_output(path: Path) -> OutputFolder:
     """A folder that a run has written. Raises UserError when it is something else."""
     if not path.exists():
