@@ -6,8 +6,8 @@ from chat_tokenizers import FAMILIES, FOLDER, family_tokenizer, make_tokenizer
 from golden_masks import golden_chats, golden_text, marked
 
 from podtune.data.chat import encode_row
-from podtune.data.masks import mask_spans, token_range, truncate_example
-from podtune.data.rows import Conversation, Example, Message, Refused, Row
+from podtune.data.masks import mask_spans, token_range
+from podtune.data.rows import Conversation, Example, Message, Row
 
 REWRITE = "If what is trained was meant to change: python tests/golden_masks.py, then look at the difference."
 
@@ -124,15 +124,3 @@ def test_a_token_is_in_a_span_when_it_holds_a_character_of_it(span: tuple[int, i
         slow = [i for i, (start, end) in enumerate(OFFSETS) if start < span[1] and end > span[0] and end > start]
         first, last = token_range(span, OFFSETS)
         assert all(first <= i < last for i in slow)
-
-
-def test_a_row_cut_before_its_answer_is_refused_and_never_trained_on_nothing():
-    """LlamaFactory#3995, #1136: the cut takes the answer."""
-    example = Example(np.arange(10, dtype=np.int32), np.arange(10) >= 6, "a.jsonl", 3)
-    cut = truncate_example(example, 8)
-    assert isinstance(cut, Example)
-    assert cut.trained.sum() == 2
-    assert truncate_example(example, 10) is example
-    refused = truncate_example(example, 6)
-    assert isinstance(refused, Refused)
-    assert str(refused) == "a.jsonl:3: cut to 6 tokens, nothing is left to train: its first trained token is number 7"

@@ -134,7 +134,7 @@ def test_rows_too_long_are_dropped_and_named(tmp_path: Path) -> None:
 
 
 def test_a_truncated_row_keeps_its_beginning_and_one_whose_answer_would_go_is_dropped(tmp_path: Path) -> None:
-    """Pitfall 37: nothing is trained on nothing."""
+    """Pitfall 37 and LlamaFactory#3995, #1136: nothing is trained on nothing."""
     rows = [chat("Short?", "word " * 400), chat("word " * 400, "Never seen.")]
     data = {"train": str(write_rows(tmp_path / "a.jsonl", rows)), "too_long": "truncate", "validation": "none"}
     prepared = prepare_chats(tmp_path, data)

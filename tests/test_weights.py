@@ -8,7 +8,7 @@ import tiny_models as tiny
 from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.weights.leaves import LoRA, as_array, is_weight, linear, linear_transposed, lookup, parameter_count
-from podtune.weights.param import Param, abstract, initialise, initialise_all, initialise_on, map_params, stack
+from podtune.weights.param import Param, abstract, initialise, initialise_on, map_params, stack
 from podtune.weights.tree import map_named, named_leaves, static, weight_dataclass
 
 
@@ -133,7 +133,8 @@ def test_starting_values_depend_on_key_and_name_alone():
     assert jnp.any(one != initialise(param, key, name="b"))
     assert jnp.any(one != initialise(param, jax.random.key(1), name="a"))
     tree = {"a": param, "b": Param((4,), ("norm",), init="ones"), "c": Param((4,), ("norm",), init="zeros")}
-    whole = initialise_all(tree, key, mesh=tiny.mesh_of(2, 2, 2))
+    mesh = tiny.mesh_of(2, 2, 2)
+    whole = map_params(lambda name, param: initialise_on(mesh, param, key, name=name), tree)
     np.testing.assert_allclose(whole["a"], one, rtol=1e-6)
     assert (float(whole["b"].min()), float(whole["c"].max())) == (1.0, 0.0)
 

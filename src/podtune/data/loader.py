@@ -7,7 +7,7 @@ nor the number of files changes what is trained on.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt64
@@ -167,8 +167,3 @@ def _mix(value: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return value ^ value >> np.uint64(31)
-
-
-def batches_equal(one: Batch, other: Batch) -> bool:
-    """Whether two batches agree in every array."""
-    return all(np.array_equal(getattr(one, part.name), getattr(other, part.name)) for part in fields(Batch))

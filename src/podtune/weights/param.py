@@ -117,11 +117,6 @@ def initialise_on(mesh: jax.sharding.Mesh, param: Param, key: jax.Array, *, name
     return _start_in_place(param, sharding)(named_key(key, name))
 
 
-def initialise_all(description: Any, key: jax.Array, *, mesh: jax.sharding.Mesh) -> Any:
-    """Every array of a description, made in place on the mesh."""
-    return map_params(lambda name, param: initialise_on(mesh, param, key, name=name), description)
-
-
 @lru_cache(maxsize=256)
 def _start_in_place(param: Param, sharding: jax.sharding.NamedSharding) -> Callable[[jax.Array], jax.Array]:
     """Compiled once for all weights of one shape: the name is in the key, not in the program."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from podtune.workflow.charts import Point, Series, line_chart, smoothed
@@ -104,19 +102,6 @@ def series_of(metrics: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
         if isinstance(value, int | float) and isinstance(step, int | float) and not isinstance(value, bool):
             points.append((float(step), float(value)))
     return points
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that a killed run may have left with half a last line."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def _figures(figures: Sequence[tuple[str, str, str]]) -> str:
