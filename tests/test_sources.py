@@ -253,3 +253,30 @@ def test_a_hub_dataset_gives_the_split_asked_for(tmp_path: Path, monkeypatch: py
     assert list_files(Source(path="hub://owner/training-data@v1", split="test")) == (file,)
     with pytest.raises(UserError, match="there is no split dev; it has test, train"):
         list_files(Source(path="hub://owner/training-data@v1:dev"))
+
+
+@pytest.mark.parametrize("told", [{}, {"LastModified": "changes"}])
+def test_a_remote_file_that_changes_has_another_identity_whatever_its_store_tells(monkeypatch, told):
+    import fsspec
+
+    from podtune.config.rows import Data
+    from podtune.data.prepare_inputs import open_input
+
+    system = fsspec.filesystem("memory")
+    monkeypatch.setattr(
+        type(system),
+        "info",
+        lambda self, path, **_: {
+            "name": path, "type": "file", "size": 13, **{key: str(self.store[path].getvalue()) for key in told}
+        },
+    )  # fmt: skip
+    data = Data(train="memory://told/rows.jsonl")
+
+    def identity(content: bytes) -> object:
+        system.store.clear()
+        system.pipe_file("/told/rows.jsonl", content)
+        return open_input(data, data.train[0]).identity({})
+
+    one, other = b'{"text": "a"}', b'{"text": "b"}'
+    assert identity(one) == identity(one) != identity(other)
+    system.store.clear()

@@ -1,10 +1,11 @@
 """Data files wherever they lie: found, opened, decompressed; every fault of a file names it. Used by the readers."""
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
@@ -12,13 +13,15 @@ from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 from podtune.config.errors import UserError
 
 MAX_RECORD_BYTES = 256 << 20
+_BLOCK = 8 << 20
 COMPRESSIONS = (".gz", ".zst")
 
 
 @dataclass(frozen=True)
 class DataFile:
     """One file of rows. origin: its name in messages; format: its row in sources.FORMATS; local: where it lies on this
-    machine, None for a file that is read over the network; signature: what changes with its bytes, for the latter."""
+    machine, None for a file that is read over the network; signature: what changes with its bytes, for the latter, or
+    nothing when its store tells nothing of it."""
 
     origin: str
     format: str
@@ -52,6 +55,15 @@ def open_data(file: DataFile) -> Generator[ByteStream]:
         if type(error).__name__ == "ZstdError":
             raise UserError(_damaged(file, error)) from error
         raise
+
+
+def content_digest(file: DataFile) -> str:
+    """SHA-256 of the bytes of a file as it lies there: for one that nothing else tells apart from another."""
+    digest = hashlib.sha256()
+    with open_data(replace(file, compression="")) as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from podtune.config.errors import UserError
 from podtune.config.rows import Data, Source, TrainOn
 from podtune.data.chat import Prompt, encode_rows, prompt_of
-from podtune.data.open_files import DataFile
+from podtune.data.open_files import DataFile, content_digest
 from podtune.data.rows import Example, Record, Refused, Row, Tokens, place
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, sniff_shape, to_row
 from podtune.data.sources import list_files, read_file
@@ -41,7 +41,11 @@ class Input:
     def identity(self, digests: Mapping[Path, str]) -> list[Any]:
         """What distinguishes this source in a fingerprint: its bytes and how they are read, not where they are."""
         files = [
-            [file.format, file.compression, digests[file.local] if file.local is not None else file.signature]
+            [
+                file.format,
+                file.compression,
+                digests[file.local] if file.local is not None else file.signature or content_digest(file),
+            ]
             for file in self.files
         ]
         return [files, self._shape, self._columns]

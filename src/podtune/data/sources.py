@@ -14,6 +14,7 @@ from podtune.data.read_json import read_json, read_jsonl
 from podtune.data.read_tables import read_csv, read_parquet, read_tsv
 from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
 from podtune.data.rows import Record
+from podtune.hub.remote import content_identity
 
 Reader = Callable[[DataFile], Iterator[Record]]
 
@@ -166,8 +167,9 @@ def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:
     name = str(info["name"])
     found = format_of(name)
     assert found is not None, "filtered before"
-    version = next((info[key] for key in ("etag", "ETag", "md5Hash", "crc32c", "mtime", "created") if key in info), "")
-    return DataFile(f"{scheme}://{name.lstrip('/')}", *found, signature=f"{info.get('size')}-{version}")
+    told = content_identity(info)
+    signature = f"{info.get('size')} {told}" if told else ""
+    return DataFile(f"{scheme}://{name.lstrip('/')}", *found, signature=signature)
 
 
 def _hub_files(source: Source) -> tuple[DataFile, ...]:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,9 +169,14 @@ def _told(source: str, request: Any) -> Any:
         raise RunFailure(f"{source}: {reason}. Run the same again to go on.") from error
 
 
+def content_identity(about: Mapping[str, Any]) -> str:
+    """All that a store tells about a file which changes with its content, as JSON; empty when it tells nothing."""
+    told = {key: str(about[key]) for key in _IDENTITY if about.get(key) not in (None, "")}
+    return json.dumps(told, sort_keys=True) if told else ""
+
+
 def _remote_file(name: str, about: dict[str, Any]) -> RemoteFile:
-    identity = json.dumps({key: str(about[key]) for key in _IDENTITY if about.get(key) is not None}, sort_keys=True)
-    return RemoteFile(name, about["name"], int(about["size"]), identity, _md5(about))
+    return RemoteFile(name, about["name"], int(about["size"]), content_identity(about), _md5(about))
 
 
 def _md5(about: dict[str, Any]) -> str | None:
@@ -195,7 +201,7 @@ def _fetch(source: str, file: RemoteFile, local: Path, tell: Progress) -> None:
     note = local.with_name(f".{local.name}.identity")
     partial = local.with_name(f".{local.name}.partial")
     known = f"{file.bytes} {file.identity}"
-    if note.is_file() and note.read_text() == known:
+    if file.identity and note.is_file() and note.read_text() == known:
         if local.is_file() and local.stat().st_size == file.bytes:
             return
     else:
