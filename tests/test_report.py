@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from podtune.workflow.charts import Series, line_chart, number, smoothed, ticks
@@ -87,6 +87,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-1e6, 1e6)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6).map(float), NUMBERS), max_size=12))
+@example([(0.0, 1.7120886998688722e308)])
 def test_any_series_makes_a_sound_chart(points):
     text = line_chart([Series("loss", points, dots=True)], label="loss")
     Page(text)

@@ -141,4 +141,5 @@ def _range(values: Sequence[float], *, pad: float) -> tuple[float, float]:
 
 
 def _is_finite(point: Point) -> bool:
-    return math.isfinite(point[0]) and math.isfinite(point[1])
+    # 1e300, not infinity: a range round values near the largest float overflows.
+    return all(abs(value) < 1e300 for value in point)
