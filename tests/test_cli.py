@@ -178,3 +178,22 @@ def test_what_podtune_logs_as_a_warning_is_seen_once(capsys, monkeypatch):
     logging.getLogger("podtune.parallel.sharding").warning("%s=%d does not divide", "heads", 3)
     logging.getLogger("podtune.parallel.sharding").info("not this")
     assert capsys.readouterr().err == "warning: heads=3 does not divide\n"
+
+
+def test_check_opens_what_a_run_would_open_of_a_model(run_file):
+    model = run_file.parent / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama", "hidden_size": "x"}')
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    done = podtune("check", "run.yaml", "model=./model", folder=run_file.parent)
+    assert done.returncode == 2
+    assert "error: run.yaml has 1 fault" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_stdout_is_no_fault():
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m podtune.cli.main schema >&-"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")

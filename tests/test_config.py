@@ -329,3 +329,17 @@ eval: {prompts: ["$PLACE is a name"]}
     assert run.eval.prompts == ("$PLACE is a name",)
     (fault,) = faults_of(tmp_path, FOUR_LINES.replace("./train.jsonl", "$NOWHERE_SET/a"))
     assert "run.yaml:2: data.train.0.path: the variable $NOWHERE_SET is not set" in fault
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('"out\\0put"', "no path holds a NUL character"),
+        ("x" * 300, "a name of more than 255 bytes"),
+        ("a/" * 3000, "systems take 4,096 bytes"),
+    ],
+)
+def test_paths_that_no_system_takes_are_refused_at_their_line(tmp_path, written, said):
+    (fault,) = faults_of(tmp_path, FOUR_LINES.replace("./runs/one", written))
+    assert fault.startswith("run.yaml:4: output")
+    assert said in fault

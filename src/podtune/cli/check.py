@@ -38,12 +38,15 @@ def check(
 def check_model(run: Run) -> Iterator[str]:
     """Faults of a model and chat template that lie on this machine."""
     from podtune.config.errors import PodtuneError
+    from podtune.families import model_from_files
     from podtune.hub.download import parse_hub_id
     from podtune.hub.sources import resolve_model
+    from podtune.hub.tokenizer import load_tokenizer
 
     template = run.model.chat_template
     if template is not None and not Path(template).is_file():
         yield f"model.chat_template: there is no file {template}"
+        template = None
     source = run.model.source
     if "://" in source or not (os.path.exists(source) or source.startswith((".", "/")) or source.endswith(".gguf")):
         if "://" not in source and parse_hub_id(source) is None:
@@ -52,9 +55,13 @@ def check_model(run: Run) -> Iterator[str]:
             typer.echo(f"model: {source} is fetched when the run starts; it was not looked at")
         return
     try:
-        files = resolve_model(source, offline=True, config_only=True)
-    except PodtuneError as error:
-        yield str(error)
+        files = resolve_model(source, offline=True)
+        # Each opens what the run will open: configuration, headers and index of the weights, tokenizer and template.
+        model_from_files(files)
+        files.tensors().names()
+        load_tokenizer(files, Path(template).read_text() if template is not None else None)
+    except (PodtuneError, OSError) as error:
+        yield f"model: {error}"
         return
     typer.echo(f"model: {source}: {files.config.get('model_type', 'a model of unknown type')}")
 

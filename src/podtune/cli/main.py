@@ -4,6 +4,7 @@ A command's module is imported only when that command is called, and imports not
 config.schema, numpy or jax): so every --help answers at once.
 """
 
+import contextlib
 import errno
 import functools
 import importlib
@@ -19,7 +20,10 @@ import typer
 from podtune import __version__
 from podtune.config.errors import ConfigError, PodtuneError
 
-OUTSIDE_FAULTS = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EMFILE}
+OUTSIDE_FAULTS = {
+    errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTALE, errno.ENODEV,
+}  # fmt: skip
 """What the operating system refuses for reasons that a traceback does not help with."""
 
 
@@ -121,7 +125,8 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(*positional: Any, **named: Any) -> None:
         try:
             command(*positional, **named)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # None when it was closed before the start: `podtune schema >&-`
+                sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except ConfigError as error:
@@ -137,7 +142,7 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
         except OSError as error:
             if error.errno not in OUTSIDE_FAULTS:
                 traceback.print_exc()
-            fail(f"{error.strerror or error}: {error.filename or 'no file named'}", 3)
+            fail(f"{error.strerror or error}: {error.filename or 'standard output, or a file with no name'}", 3)
         except Exception as error:
             traceback.print_exc()
             fail(f"unexpected {type(error).__name__}: {error} (a fault of podtune: please report it with the above)", 3)
@@ -147,7 +152,8 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def fail(message: str, status: int) -> NoReturn:
     """Prints the message and exits."""
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, AttributeError):  # a full or closed stdout must not hide the message
+        sys.stdout.flush()
     typer.echo(f"error: {message}", err=True)
     sys.exit(status)
 

@@ -289,12 +289,23 @@ class Text(Kind):
         return {"type": "string", "minLength": 1}
 
 
+# What Linux takes as the name of one file and as a whole path, in bytes.
+LONGEST_NAME, LONGEST_PATH = 255, 4096
+
+
 @dataclass(frozen=True)
 class Place(Text):
     """A path, a pattern or an address. `~` and `$NAME` are expanded; `$$` stands for a dollar sign."""
 
     def read(self, value: Any) -> str:
-        return os.path.expanduser(expand_variables(super().read(value)))
+        path = os.path.expanduser(expand_variables(super().read(value)))
+        if "\0" in path:
+            raise Wrong(f"wanted a path, read {path!r}: no path holds a NUL character")
+        if "://" not in path and any(len(os.fsencode(name)) > LONGEST_NAME for name in path.split("/")):
+            raise Wrong(f"wanted a path, read one with a name of more than {LONGEST_NAME} bytes ({path[:40]}...)")
+        if len(os.fsencode(path)) >= LONGEST_PATH:
+            raise Wrong(f"wanted a path, read one of {len(path):,} characters; systems take {LONGEST_PATH:,} bytes")
+        return path
 
     def write(self, value: Any) -> str:
         return str(value).replace("$", "$$")
