@@ -10,7 +10,7 @@ from podtune.cli.main import main
 from podtune.config.errors import Interrupted, UserError
 from podtune.serve.chat import Conversation, talk
 from podtune.serve.generate import Generator
-from podtune.serve.loading import load_for_serving, whole_mesh
+from podtune.serve.loading import load_for_serving
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator(folder):
-    loaded = load_for_serving(str(folder), mesh=whole_mesh())
+    loaded = load_for_serving(str(folder))
     return Generator(loaded.model, loaded.weights, loaded.tokenizer)
 
 

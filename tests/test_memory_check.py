@@ -32,3 +32,12 @@ def test_memory_of_a_frozen_model_is_that_of_its_own_dtype(tmp_path):
     work = Work(run, a_console(), OutputFolder(tmp_path))
     work.description, work.mesh = description, tiny.mesh_of()
     assert held_bytes(work) == pytest.approx(2 * parameters(model) + 16 * trained_parameters(work), rel=1e-3)
+
+
+def test_a_model_to_talk_to_is_split_when_copies_of_it_would_fill_the_accelerators(monkeypatch):
+    from podtune.serve.loading import mesh_for
+
+    model, asked = tiny.tiny_model("llama"), {}
+    monkeypatch.setattr("podtune.parallel.mesh.build_mesh", lambda *_, **given: asked.update(given) or tiny.mesh_of())
+    mesh_for(model)
+    assert asked["weight_bytes"] == 4 * parameters(model)  # float32 on a CPU

@@ -24,18 +24,22 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to answer. about: what it is, in one line."""
+    """A model ready to answer. about: what it is, in one line; mesh: where its weights lie."""
 
     model: Model
     weights: Any
     tokenizer: Tokenizer
     files: ModelFiles
     about: str
+    mesh: Mesh
 
 
-def load_for_serving(source: str, *, mesh: Mesh, cache: Path | None = None, say: Say | None = None) -> Loaded:
+def load_for_serving(
+    source: str, *, mesh: Mesh | None = None, cache: Path | None = None, say: Say | None = None
+) -> Loaded:
     """The model that `source` names, on the mesh, its adapter beside its weights if it has one.
 
+    mesh: None for every accelerator of this machine, with a copy on each or, where that would fill them, split.
     Raises UserError when there is nothing that could answer.
     """
     folder = Path(source).expanduser()
@@ -46,7 +50,7 @@ def load_for_serving(source: str, *, mesh: Mesh, cache: Path | None = None, say:
     return _from_model(source, mesh=mesh, cache=cache, say=say)
 
 
-def _from_output(folder: Path, *, mesh: Mesh, cache: Path | None, say: Say | None) -> Loaded:
+def _from_output(folder: Path, *, mesh: Mesh | None, cache: Path | None, say: Say | None) -> Loaded:
     if (folder / "model" / "config.json").is_file():
         return _from_model(str(folder / "model"), mesh=mesh, cache=cache, say=say)
     if (folder / "adapter" / CONFIG_FILE).is_file():
@@ -56,7 +60,7 @@ def _from_output(folder: Path, *, mesh: Mesh, cache: Path | None, say: Say | Non
     )
 
 
-def _from_adapter(folder: Path, *, mesh: Mesh, cache: Path | None, say: Say | None) -> Loaded:
+def _from_adapter(folder: Path, *, mesh: Mesh | None, cache: Path | None, say: Say | None) -> Loaded:
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not base:
@@ -67,15 +71,18 @@ def _from_adapter(folder: Path, *, mesh: Mesh, cache: Path | None, say: Say | No
     tokenizer = loaded.tokenizer
     if (folder / "tokenizer.json").is_file():  # the adapter's own, whose chat template is the one trained with
         tokenizer = load_tokenizer(_with_folder(loaded.files, folder))
-    return Loaded(loaded.model, weights, tokenizer, loaded.files, f"{loaded.about} with the adapter {folder}")
+    return Loaded(
+        loaded.model, weights, tokenizer, loaded.files, f"{loaded.about} with the adapter {folder}", loaded.mesh
+    )
 
 
-def _from_model(source: str, *, mesh: Mesh, cache: Path | None, say: Say | None) -> Loaded:
+def _from_model(source: str, *, mesh: Mesh | None, cache: Path | None, say: Say | None) -> Loaded:
     files = resolve_model(source, cache=cache, progress=say)
     model = model_from_files(files)
     tokenizer = load_tokenizer(files)
+    mesh = mesh or mesh_for(model)
     weights = load_weights(model, model.describe(dtype=serving_dtype(mesh)), files.tensors(), mesh, say=say)
-    return Loaded(model, weights, tokenizer, files, source)
+    return Loaded(model, weights, tokenizer, files, source, mesh)
 
 
 def serving_dtype(mesh: Mesh) -> Any:
@@ -94,9 +101,13 @@ def _with_folder(files: ModelFiles, folder: Path) -> ModelFiles:
     )
 
 
-def whole_mesh() -> Mesh:
-    """Every device of this machine, the weights copied to each if they are small."""
+def mesh_for(model: Model) -> Mesh:
+    """Every accelerator of this machine, or the first device where there are CPUs alone. The weights are copied to each
+    accelerator if they are small beside its memory, else split over all."""
     from podtune.config.schema import Mesh as MeshSettings
     from podtune.parallel.mesh import build_mesh
+    from podtune.weights.leaves import parameter_count
 
-    return build_mesh(MeshSettings(), jax.devices()[:1] if jax.devices()[0].platform == "cpu" else None)
+    on_cpu = jax.devices()[0].platform == "cpu"
+    count = parameter_count(model.describe())
+    return build_mesh(MeshSettings(), jax.devices()[:1] if on_cpu else None, weight_bytes=count * (4 if on_cpu else 2))

@@ -41,7 +41,7 @@ def convert_model(source: str, to: Path, console: Console, *, dtype: str | None 
     from podtune.export.huggingface import write_model
     from podtune.hub.telling import readable_bytes
     from podtune.parallel.devices import choose_platform
-    from podtune.serve.loading import load_for_serving, whole_mesh
+    from podtune.serve.loading import load_for_serving
 
     _check_dtype(dtype)
     if is_output_folder(Path(source)):
@@ -53,7 +53,7 @@ def convert_model(source: str, to: Path, console: Console, *, dtype: str | None 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    loaded = load_for_serving(source, mesh=whole_mesh(), say=say)
+    loaded = load_for_serving(source, say=say)
     stated = loaded.files.config.get("dtype") or loaded.files.config.get("torch_dtype")
     written = write_model(
         to,

@@ -7,7 +7,7 @@ import sys
 from podtune.config.errors import UserError
 from podtune.serve.chat import Conversation, talk
 from podtune.serve.generate import Generator
-from podtune.serve.loading import load_for_serving, serving_dtype, whole_mesh
+from podtune.serve.loading import load_for_serving, serving_dtype
 from podtune.serve.sampling import Sampling
 
 
@@ -22,12 +22,12 @@ def talk_to(source: str, *, prompt: str | None, system: str | None, sampling: Sa
         raise UserError("--prompt is empty. Write something to answer.")
     chosen = choose_platform()
     enable_compile_cache()
-    mesh = whole_mesh()
 
     def say(text: str) -> None:  # beside the answers, not among them
         print(text, file=sys.stderr)
 
-    loaded = load_for_serving(source, mesh=mesh, say=say)
+    loaded = load_for_serving(source, say=say)
+    mesh = loaded.mesh
     generator = Generator(loaded.model, loaded.weights, loaded.tokenizer, compute_dtype=serving_dtype(mesh), mesh=mesh)
     conversation = Conversation(generator, max_new_tokens=max_new_tokens, sampling=sampling, system=system)
     if sys.stderr.isatty():
