@@ -1,4 +1,4 @@
-"""The other side of `prepare.py`: the same text through `datasets.map` in batches and TRL's packing, into an empty cache.
+"""The other side of `prepare.py`: the same text through `datasets.map` in batches and TRL's packing, with no cache.
 
 Batched, because row by row is slower; the tokenizer's own threads are off, because there is a process for each core;
 best-fit packing that splits what is too long, which is what ours does here.

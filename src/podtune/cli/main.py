@@ -137,7 +137,8 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
         except KeyboardInterrupt:
             fail("interrupted", 130)
         except BrokenPipeError:  # `podtune schema | head`: the reader has had enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if sys.stdout is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         except OSError as error:
             if error.errno not in OUTSIDE_FAULTS:
