@@ -12,10 +12,10 @@ quickstart: .venv/base  ## fine-tune a genuine model on this machine's CPU, and 
 	$(BIN)/podtune run recipes/quickstart.yaml
 
 test: lint  ## everything that must pass before a commit
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not slow"
 
 test-slow: .venv/dev  ## the tests that take minutes
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) -m slow
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m slow
 
 lint: .venv/dev
 	$(BIN)/ruff check
