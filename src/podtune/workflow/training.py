@@ -133,6 +133,6 @@ def results_record(work: Work) -> dict[str, Any]:
         "skipped_steps": result.skipped,
         "peak_learning_rate": result.peak_learning_rate,
         "stopped": result.stopped,
-        "seconds": round(result.seconds, 2),
+        "seconds": round(result.seconds + (work.output.record.get("results") or {}).get("seconds", 0.0), 2),
         "first_step_seconds": finite(result.first_step_seconds),
     }
