@@ -343,3 +343,8 @@ def test_paths_that_no_system_takes_are_refused_at_their_line(tmp_path, written,
     (fault,) = faults_of(tmp_path, FOUR_LINES.replace("./runs/one", written))
     assert fault.startswith("run.yaml:4: output")
     assert said in fault
+
+
+def test_a_source_without_a_path_is_told_once_and_not_for_its_split_too(tmp_path):
+    (fault,) = faults_of(tmp_path, FOUR_LINES, "data.validation={split: x}")
+    assert 'missing key "path"' in fault

@@ -188,7 +188,9 @@ def splits_are_of_hub_datasets(run: Run) -> Iterator[Breach]:
         for number, source in enumerate(sources):
             if source.split is not None and not source.path.startswith("hub://"):
                 yield Breach(
-                    ("data", name, number, "split"), f"{source.path} has no splits; split belongs to hub:// datasets"
+                    ("data", name, number, "split"),
+                    f"{source.path} has no splits; split belongs to hub:// datasets",
+                    (("data", name, number, "path"),),
                 )
 
 
