@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-from podtune.layers.attention import Places, attend, places, segment_lengths, visible
+from podtune.layers.attention import attend
+from podtune.layers.places import Places, places, segment_lengths, visible
 
 ROWS, LENGTH, HEADS, KV_HEADS, HEAD_DIM = 2, 24, 4, 2, 8
 # A row of two samples and padding, and a row of three samples.

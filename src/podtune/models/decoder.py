@@ -18,9 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from podtune.layers.attention import Method, Places, attend, places, segment_lengths
+from podtune.layers.attention import Method, attend
 from podtune.layers.feedforward import FeedForward, add_bias, describe_feedforward, feedforward
 from podtune.layers.norms import rms_norm
+from podtune.layers.places import Places, places, segment_lengths
 from podtune.layers.positions import Rope, Rotation, positions_in_segments, rotate, rotation
 from podtune.models.cache import KVCache, create_cache
 from podtune.weights.leaves import Weight, linear, linear_transposed, lookup
