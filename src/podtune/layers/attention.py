@@ -16,7 +16,7 @@ from podtune.layers.blocked_attention import HIDDEN, BlockedSettings, blocked_at
 from podtune.layers.places import Places, visible
 
 Method = Literal["auto", "plain", "blocked"]
-BLOCK = 64
+BLOCK = 128
 MOST_BLOCKS = 16  # blocks are unrolled: more of them only make the program longer
 
 
@@ -40,9 +40,9 @@ def attend(
     block: query rows at a time in the blocked way.
     """
     batch, length, heads, head_dim = q.shape
-    grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], head_dim)
     block = block or max(BLOCK, -(-length // MOST_BLOCKS))
     if method == "plain" or (method == "auto" and length <= block):
+        grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], head_dim)
         out = _attend(grouped, k, v, queries, keys, window, softcap=softcap, scale=scale)
         return out.reshape(q.shape)
 
@@ -54,9 +54,7 @@ def attend(
         own_keys=keys.slot is queries.slot,
     )
     traced = None if window is None or isinstance(window, int) else window
-    return blocked_attention(grouped, k, v, queries=queries, keys=keys, window=traced, settings=settings).reshape(
-        q.shape
-    )
+    return blocked_attention(q, k, v, queries=queries, keys=keys, window=traced, settings=settings)
 
 
 def _attend(

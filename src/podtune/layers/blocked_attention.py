@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from podtune.layers.places import Places, visible
 
+ATTENDED = "attended"  # what the backward pass needs of the forward one, under this name in remat policies
 HIDDEN = -1e30  # finite: a row that sees nothing must not become NaN
 
 
@@ -59,7 +61,7 @@ class _Seen(NamedTuple):
 
 
 def blocked_attention(
-    q: Float[Array, "batch seq kv_heads group head_dim"],
+    q: Float[Array, "batch seq heads head_dim"],
     k: Float[Array, "batch keys kv_heads head_dim"],
     v: Float[Array, "batch keys kv_heads head_dim"],
     *,
@@ -67,7 +69,7 @@ def blocked_attention(
     keys: Places,
     window: Array | None,
     settings: BlockedSettings,
-) -> Float[Array, "batch seq kv_heads group head_dim"]:
+) -> Float[Array, "batch seq heads head_dim"]:
     """Softmax in float32, in q's dtype. window: an array when it is not the program's own (`settings.window`)."""
     return _blocked(settings, q, k, v, _Seen(queries, keys, window))
 
@@ -79,7 +81,8 @@ def _blocked(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _See
 
 def _forward(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _Seen) -> tuple[Array, Any]:
     """The output, and for the backward pass the logarithm of each query's sum, (batch, kv_heads, seq, group)."""
-    by_head, k_by_head, v_by_head = (_by_head(x) for x in (q, k, v))
+    k_by_head, v_by_head = _by_head(k), _by_head(v)
+    by_head = _by_head(_grouped(q, k))
     outputs: list[Array] = []
     logarithms: list[Array] = []
     for rows, columns in settings.blocks(q.shape[1], k.shape[1]):
@@ -90,17 +93,21 @@ def _forward(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _See
         output = _product("bhqgk,bhkd->bhqgd", weights.astype(v.dtype), v_by_head[:, :, columns]) / total[..., None]
         outputs.append(output.astype(q.dtype))
         logarithms.append(greatest + jnp.log(total))
-    output = _by_position(jnp.concatenate(outputs, axis=2))
-    return output, (q, k, v, seen, output, jnp.concatenate(logarithms, axis=2))
+    output = _by_position(jnp.concatenate(outputs, axis=2)).reshape(q.shape)
+    output = checkpoint_name(output, ATTENDED)
+    return output, (q, k, v, seen, output, checkpoint_name(jnp.concatenate(logarithms, axis=2), ATTENDED))
 
 
 def _backward(settings: BlockedSettings, kept: Any, gradient: Array) -> tuple[Array | None, ...]:
     q, k, v, seen, output, logarithms = kept
-    by_head, k_by_head, v_by_head, of_output = (_by_head(x) for x in (q, k, v, gradient))
+    k_by_head, v_by_head = _by_head(k), _by_head(v)
+    by_head, of_output, output = (_by_head(_grouped(x, k)) for x in (q, gradient, output))
     # The softmax's gradient needs, for each query, the sum over keys of weight x gradient: output x gradient gives it.
-    sums = jnp.sum(of_output.astype(jnp.float32) * _by_head(output).astype(jnp.float32), axis=-1)
+    sums = jnp.sum(of_output.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
     of_q: list[Array] = []
-    of_k, of_v = jnp.zeros(k_by_head.shape, jnp.float32), jnp.zeros(v_by_head.shape, jnp.float32)
+    # Summed as (batch, kv_heads, head_dim, keys): a product over rows first turns its left side round, and so that is
+    # the narrow one.
+    of_k, of_v = (jnp.zeros(jnp.swapaxes(x, 2, 3).shape, jnp.float32) for x in (k_by_head, v_by_head))
     for rows, columns in settings.blocks(q.shape[1], k.shape[1]):
         mask = seen.among(settings, rows, columns)
         scores, slope = _scores(settings, by_head[:, :, rows], k_by_head[:, :, columns], mask)
@@ -111,13 +118,13 @@ def _backward(settings: BlockedSettings, kept: Any, gradient: Array) -> tuple[Ar
             of_scores = of_scores * slope
         weights, of_scores = weights.astype(q.dtype), of_scores.astype(q.dtype)
         of_q.append(_product("bhqgk,bhkd->bhqgd", of_scores, k_by_head[:, :, columns]))
-        of_k = of_k.at[:, :, columns].add(_product("bhqgk,bhqgd->bhkd", of_scores, by_head[:, :, rows]))
-        of_v = of_v.at[:, :, columns].add(_product("bhqgk,bhqgd->bhkd", weights, of_output[:, :, rows]))
+        of_k = of_k.at[..., columns].add(_product("bhqgd,bhqgk->bhdk", by_head[:, :, rows], of_scores))
+        of_v = of_v.at[..., columns].add(_product("bhqgd,bhqgk->bhdk", of_output[:, :, rows], weights))
     scale = settings.scale
     return (
-        _by_position(jnp.concatenate(of_q, axis=2) * scale).astype(q.dtype),
-        _by_position(of_k * scale).astype(k.dtype),
-        _by_position(of_v).astype(v.dtype),
+        _by_position(jnp.concatenate(of_q, axis=2) * scale).reshape(q.shape).astype(q.dtype),
+        jnp.moveaxis(of_k * scale, 3, 1).astype(k.dtype),
+        jnp.moveaxis(of_v, 3, 1).astype(v.dtype),
         None,
     )
 
@@ -134,6 +141,11 @@ def _scores(settings: BlockedSettings, q: Array, k: Array, mask: Array) -> tuple
         slope = 1 - jnp.square(scores)
         scores = scores * settings.softcap
     return jnp.where(mask, scores, HIDDEN), slope
+
+
+def _grouped(x: Array, k: Array) -> Array:
+    """(batch, seq, heads, head_dim) as (batch, seq, kv_heads, group, head_dim)."""
+    return x.reshape(*x.shape[:2], k.shape[2], -1, x.shape[-1])
 
 
 def _by_head(x: Array) -> Array:

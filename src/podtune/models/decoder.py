@@ -14,26 +14,30 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from podtune.layers.attention import Method, attend
+from podtune.layers.blocked_attention import ATTENDED
 from podtune.layers.feedforward import FeedForward, add_bias, describe_feedforward, feedforward
 from podtune.layers.norms import rms_norm
 from podtune.layers.places import Places, places, segment_lengths
 from podtune.layers.positions import Rope, Rotation, positions_in_segments, rotate, rotation
 from podtune.models.cache import KVCache, create_cache
-from podtune.weights.leaves import Weight, linear, linear_transposed, lookup
+from podtune.weights.leaves import PRODUCT, Weight, linear, linear_transposed, lookup
 from podtune.weights.param import Param, stack
 from podtune.weights.tree import weight_dataclass
 
 Leaf = TypeVar("Leaf")
 
-# What the backward pass finds kept of each layer; the rest is computed again. "none": everything is kept.
+_ROTATED = "rotated"
+# What the backward pass finds kept of each layer; the rest is computed again. "none": everything is kept. "dots": what
+# took a matrix product to make; norms, rotations and activations cost less to make again than to write and read.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT, ATTENDED, _ROTATED),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 _NO_WINDOW = 2**30  # wider than any position
@@ -245,7 +249,7 @@ def hidden(
         if w.q_norm is not None and w.k_norm is not None:
             q, k = _norm(config, q, w.q_norm), _norm(config, k, w.k_norm)
         turn = differs.rotation(config, turns)
-        q, k = rotate(q, turn), rotate(k, turn)
+        q, k = (checkpoint_name(rotate(x, turn), _ROTATED) for x in (q, k))
         caches = carry.caches
         if caches is not None:
             caches, (k, v) = _through_cache(caches, k, v, layer=differs.layer, slot=first_slot)

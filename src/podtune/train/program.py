@@ -118,8 +118,9 @@ def chosen_dtype(asked: str, mesh: Mesh) -> Any:
 
 
 def chosen_remat(asked: str, mesh: Mesh) -> str:
-    """auto: recompute all on accelerators, whose memory is the narrow place; keep all on a CPU, whose arithmetic is."""
-    return asked if asked != "auto" else "none" if _is_cpu(mesh) else "full"
+    """auto: recompute all on accelerators, whose memory is the narrow place; on a CPU, whose arithmetic is, only what
+    costs less to make again than to write and read."""
+    return asked if asked != "auto" else "dots" if _is_cpu(mesh) else "full"
 
 
 def _is_cpu(mesh: Mesh) -> bool:

@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from podtune.weights.tree import static, weight_dataclass
 
 Leaf = TypeVar("Leaf")
+PRODUCT = "product"  # what `linear` gives, under this name in remat policies
 
 
 @weight_dataclass
@@ -47,6 +49,10 @@ def is_weight(leaf: Any) -> bool:
 
 def linear(x: Float[Array, "..."], weight: Weight, *, inputs: int = 1) -> Float[Array, "..."]:
     """x (…, in…) times weight (in…, out…), contracting `inputs` dimensions; in x's dtype. The one place for this."""
+    return checkpoint_name(_linear(x, weight, inputs), PRODUCT)
+
+
+def _linear(x: Array, weight: Weight, inputs: int) -> Array:
     if not isinstance(weight, LoRA):
         return _contract(x, weight.astype(x.dtype), inputs)
     dropped = x
