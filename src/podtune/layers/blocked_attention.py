@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from podtune.layers.places import Places, visible
+from podtune.weights.keeping import ATTENDED, keepable_residual
 
-ATTENDED = "attended"  # what the backward pass needs of the forward one, under this name in remat policies
 HIDDEN = -1e30  # finite: a row that sees nothing must not become NaN
 
 
@@ -86,7 +85,9 @@ def _forward(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _See
     outputs: list[Array] = []
     logarithms: list[Array] = []
     for rows, columns in settings.blocks(q.shape[1], k.shape[1]):
-        scores, _ = _scores(settings, by_head[:, :, rows], k_by_head[:, :, columns], seen.among(settings, rows, columns))
+        scores, _ = _scores(
+            settings, by_head[:, :, rows], k_by_head[:, :, columns], seen.among(settings, rows, columns)
+        )
         greatest = scores.max(axis=-1)
         weights = jnp.exp(scores - greatest[..., None])
         total = weights.sum(axis=-1)
@@ -94,8 +95,8 @@ def _forward(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _See
         outputs.append(output.astype(q.dtype))
         logarithms.append(greatest + jnp.log(total))
     output = _by_position(jnp.concatenate(outputs, axis=2)).reshape(q.shape)
-    output = checkpoint_name(output, ATTENDED)
-    return output, (q, k, v, seen, output, checkpoint_name(jnp.concatenate(logarithms, axis=2), ATTENDED))
+    output = keepable_residual(output, ATTENDED)
+    return output, (q, k, v, seen, output, keepable_residual(jnp.concatenate(logarithms, axis=2), ATTENDED))
 
 
 def _backward(settings: BlockedSettings, kept: Any, gradient: Array) -> tuple[Array | None, ...]:

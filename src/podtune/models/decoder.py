@@ -14,31 +14,29 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from podtune.layers.attention import Method, attend
-from podtune.layers.blocked_attention import ATTENDED
 from podtune.layers.feedforward import FeedForward, add_bias, describe_feedforward, feedforward
 from podtune.layers.norms import rms_norm
 from podtune.layers.places import Places, places, segment_lengths
 from podtune.layers.positions import Rope, Rotation, positions_in_segments, rotate, rotation
 from podtune.models.cache import KVCache, create_cache
-from podtune.weights.leaves import PRODUCT, Weight, linear, linear_transposed, lookup
+from podtune.weights.keeping import ATTENDED, LAYER_INPUT, PRODUCT, ROTATED, keepable
+from podtune.weights.leaves import Weight, linear, linear_transposed, lookup
 from podtune.weights.param import Param, stack
 from podtune.weights.tree import weight_dataclass
 
 Leaf = TypeVar("Leaf")
 
-_ROTATED = "rotated"
 # What the backward pass finds kept of each layer; the rest is computed again. "none": everything is kept. "dots": what
 # took a matrix product to make; norms, rotations and activations cost less to make again than to write and read.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
-    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT, ATTENDED, _ROTATED),
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(LAYER_INPUT, PRODUCT, ROTATED, ATTENDED),
+    "full": jax.checkpoint_policies.save_only_these_names(LAYER_INPUT),
 }
 _NO_WINDOW = 2**30  # wider than any position
 
@@ -242,14 +240,15 @@ def hidden(
     def one_layer(carry: _Carry, scanned: tuple[Layer[Any], _Differs]) -> tuple[_Carry, None]:
         layer, differs = scanned
         w = layer.attention
-        y = _norm(config, carry.x, layer.attention_norm)
+        x = keepable(carry.x, LAYER_INPUT)
+        y = _norm(config, x, layer.attention_norm)
         q = add_bias(linear(y, w.q), w.q_bias)
         k = add_bias(linear(y, w.k), w.k_bias)
         v = add_bias(linear(y, w.v), w.v_bias)
         if w.q_norm is not None and w.k_norm is not None:
             q, k = _norm(config, q, w.q_norm), _norm(config, k, w.k_norm)
         turn = differs.rotation(config, turns)
-        q, k = (checkpoint_name(rotate(x, turn), _ROTATED) for x in (q, k))
+        q, k = (keepable(rotate(x, turn), ROTATED) for x in (q, k))
         caches = carry.caches
         if caches is not None:
             caches, (k, v) = _through_cache(caches, k, v, layer=differs.layer, slot=first_slot)
@@ -265,7 +264,7 @@ def hidden(
             method=attention,
         )
         y = add_bias(linear(y, w.o, inputs=2), w.o_bias)
-        x = keep(carry.x + (y if layer.attention_post_norm is None else _norm(config, y, layer.attention_post_norm)))
+        x = keep(x + (y if layer.attention_post_norm is None else _norm(config, y, layer.attention_post_norm)))
         y = feedforward(_norm(config, x, layer.mlp_norm), layer.mlp, activation=config.activation)
         x = keep(x + (y if layer.mlp_post_norm is None else _norm(config, y, layer.mlp_post_norm)))
         return _Carry(x, caches), None

@@ -70,13 +70,13 @@ def _forward(settings: _Settings, states: Any, unembedding: Any, targets: Any, w
         loss, of_logits = _chunk_loss(settings, states, matrix, targets, weights)
         of_logits = of_logits().astype(states.dtype)
         contracted = (((2,), (0 if settings.vocab_first else 1,)), ((), ()))
-        of_states = lax.dot_general(of_logits, matrix, contracted)
+        of_states = lax.dot_general(of_logits, matrix, contracted, preferred_element_type=jnp.float32)
         if trained:
             factors = (of_logits, states) if settings.vocab_first else (states, of_logits)
             of_matrix = of_matrix + lax.dot_general(
                 *factors, (((0, 1), (0, 1)), ((), ())), preferred_element_type=jnp.float32
             )
-        return (total + loss, of_matrix), of_states
+        return (total + loss, of_matrix), of_states.astype(states.dtype)
 
     start = (jnp.float32(0), jnp.zeros(matrix.shape, jnp.float32) if trained else None)
     chunks = _chunks(settings, states.value, targets.value, weights.value)
@@ -114,7 +114,10 @@ def _chunk_loss(settings: _Settings, states: Array, matrix: Array, targets: Arra
     logits = lax.dot_general(states, matrix, contracted, preferred_element_type=jnp.float32)
     if settings.soft_cap is not None:
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
-    log_sum = jax.nn.logsumexp(logits, axis=-1)
+    greatest = jnp.max(logits, axis=-1)
+    exponentials = jnp.exp(logits - greatest[..., None])
+    total = jnp.sum(exponentials, axis=-1)
+    log_sum = jnp.log(total) + greatest
     of_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     smoothing = settings.label_smoothing
     loss = log_sum - (1 - smoothing) * of_target
@@ -124,7 +127,7 @@ def _chunk_loss(settings: _Settings, states: Array, matrix: Array, targets: Arra
     def of_logits() -> Array:
         at_target = lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
         wanted = jnp.where(at_target, 1 - smoothing, 0) + smoothing / logits.shape[-1]
-        gradient = weights[..., None] * (jnp.exp(logits - log_sum[..., None]) - wanted)
+        gradient = (weights / total)[..., None] * exponentials - weights[..., None] * wanted
         if settings.soft_cap is not None:
             gradient = gradient * (1 - jnp.square(logits / settings.soft_cap))
         return gradient

@@ -7,19 +7,19 @@ leaves.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
+from podtune.weights.keeping import PRODUCT, keepable
 from podtune.weights.tree import static, weight_dataclass
 
 Leaf = TypeVar("Leaf")
-PRODUCT = "product"  # what `linear` gives, under this name in remat policies
 
 
 @weight_dataclass
@@ -49,7 +49,7 @@ def is_weight(leaf: Any) -> bool:
 
 def linear(x: Float[Array, "..."], weight: Weight, *, inputs: int = 1) -> Float[Array, "..."]:
     """x (…, in…) times weight (in…, out…), contracting `inputs` dimensions; in x's dtype. The one place for this."""
-    return checkpoint_name(_linear(x, weight, inputs), PRODUCT)
+    return keepable(_linear(x, weight, inputs), PRODUCT)
 
 
 def _linear(x: Array, weight: Weight, inputs: int) -> Array:
@@ -92,12 +92,61 @@ def as_array(weight: Weight, *, dtype: DTypeLike | None = None) -> Array:
 
 
 def _contract(x: Array, weight: Array, inputs: int) -> Array:
-    dimensions = (tuple(range(x.ndim - inputs, x.ndim)), tuple(range(inputs)))
-    return lax.dot_general(x, weight, (dimensions, ((), ())))
+    """The last `inputs` dimensions of x with the first of the weight; in x's dtype."""
+    return _product(inputs, x, weight)
 
 
 def _contract_last(x: Array, weight: Array) -> Array:
-    return lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
+    """The last dimension of both; in x's dtype."""
+    return _contract(x, weight.T, 1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(inputs: int, x: Array, weight: Array) -> Array:
+    return _dot(x, weight, tuple(range(x.ndim - inputs, x.ndim)), tuple(range(inputs)))
+
+
+def _product_forward(inputs: int, x: Array, weight: Array) -> tuple[Array, Any]:
+    return _product(inputs, x, weight), (x, weight)
+
+
+def _product_backward(inputs: int, kept: Any, gradient: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    # Of a frozen weight nothing uses the gradient, and XLA drops it.
+    return _back_through(gradient, weight, inputs), _over_rows(x, gradient, x.ndim - inputs)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _back_through(gradient: Array, weight: Array, inputs: int) -> Array:
+    """(rows…, out…) and (in…, out…) to (rows…, in…)."""
+    outputs = weight.ndim - inputs
+    return _dot(
+        gradient, weight, tuple(range(gradient.ndim - outputs, gradient.ndim)), tuple(range(inputs, weight.ndim))
+    )
+
+
+def _over_rows(x: Array, gradient: Array, rows: int) -> Array:
+    """(rows…, in…) and (rows…, out…) to (in…, out…)."""
+    summed = tuple(range(rows))
+    ins, outs = x.shape[rows:], gradient.shape[rows:]
+    if math.prod(ins) <= math.prod(outs):
+        return _dot(x, gradient, summed, summed)
+    # A product over rows first turns its left side round, and that costs less for the narrower.
+    turned = _dot(gradient, x, summed, summed)
+    return jnp.moveaxis(turned, tuple(range(len(outs))), tuple(range(len(ins), turned.ndim)))
+
+
+def _dot(x: Array, y: Array, of_x: tuple[int, ...], of_y: tuple[int, ...]) -> Array:
+    """Contracts these dimensions, summing in float32; in x's dtype."""
+    as_asked = partial(lax.dot_general, dimension_numbers=((of_x, of_y), ((), ())))
+    if x.dtype == jnp.float32:
+        return as_asked(x, y)
+    # On a CPU, XLA has fast kernels from bfloat16 to float32 only; elsewhere a float32 result could cost bandwidth.
+    return lax.platform_dependent(
+        x, y, cpu=lambda x, y: as_asked(x, y, preferred_element_type=jnp.float32).astype(x.dtype), default=as_asked
+    )
 
 
 def _drop(x: Array, rate: float, keys: Key[Array, "rows"]) -> Array:
@@ -116,19 +165,13 @@ def _merged_linear_forward(inputs: int, scale: float, x: Array, base: Array, a: 
 
 def _merged_linear_backward(inputs: int, scale: float, kept: Any, gradient: Array) -> tuple[Array, ...]:
     x, base, a, b = kept
-    rows = tuple(range(x.ndim - inputs))
-    outputs = tuple(range(len(rows), gradient.ndim))
-    weight = _merged(scale, base, a, b)
-    of_x = lax.dot_general(gradient, weight, ((outputs, tuple(range(inputs, weight.ndim))), ((), ())))
+    rows = x.ndim - inputs
+    of_x = _back_through(gradient, _merged(scale, base, a, b), inputs)
     # The update's gradients through the rank: (rows, rank) products, never the (in, out) gradient of the whole weight.
-    # The narrow factor goes first: a product over rows first turns its left side round, which for x costs more than
-    # the product itself.
-    at_rank = scale * lax.dot_general(gradient, b, ((outputs, tuple(range(1, b.ndim))), ((), ())))
-    of_a = jnp.moveaxis(lax.dot_general(at_rank, x, ((rows, rows), ((), ()))), 0, -1)
-    of_b = lax.dot_general(scale * _contract(x, a, inputs), gradient, ((rows, rows), ((), ())))
+    of_a = _over_rows(x, scale * _back_through(gradient, b, 1), rows)
+    of_b = _over_rows(scale * _contract(x, a, inputs), gradient, rows)
     # Not computed when the base is frozen: nothing uses it then, and XLA drops it.
-    of_base = lax.dot_general(x, gradient, ((rows, rows), ((), ())))
-    return of_x, of_base, of_a, of_b
+    return of_x, _over_rows(x, gradient, rows), of_a, of_b
 
 
 def _merged_linear_primal(inputs: int, scale: float, x: Array, base: Array, a: Array, b: Array) -> Array:
