@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--row-tokens", type=int, default=512)
     parser.add_argument("--chats", type=int, default=600)
-    parser.add_argument("--remat", default="none", help="podtune's train.remat: none, dots or full")
+    parser.add_argument("--remat", default="auto", help="podtune's train.remat: auto, none, dots or full")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true", help="tiny random weights, one pair")
     options = parser.parse_args()

@@ -101,6 +101,20 @@ def test_blocked_attention_holds_less_than_half_of_what_plain_attention_does():
     assert temporary_bytes("blocked") < 0.5 * temporary_bytes("plain")
 
 
+def test_blocked_attention_in_bfloat16_is_close_to_float32_in_value_and_gradient():
+    at = places(POSITIONS, SEGMENTS)
+
+    def loss(q, k, v):
+        out = attend(q, k, v, queries=at, keys=at, window=None, softcap=1.5, scale=0.4, method="blocked", block=8)
+        return jnp.sum(out.astype(jnp.float32) ** 2)
+
+    narrow = inputs(dtype=jnp.bfloat16)
+    wide = [x.astype(jnp.float32) for x in narrow]
+    exact, rounded = (tiny.quick_jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*x) for x in (wide, narrow))
+    for one, other in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float32), other, atol=2e-2 * float(jnp.abs(other).max()))
+
+
 def test_scores_are_float32_in_bfloat16_compute():
     q, k, v = inputs(dtype=jnp.bfloat16)
     at = places(POSITIONS, SEGMENTS)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from export_cases import model_folder
 
 from podtune.cli import main as cli
 from podtune.config.errors import Interrupted, RunFailure, UserError
@@ -197,3 +198,12 @@ def test_a_closed_stdout_is_no_fault():
         ["bash", "-c", f"{sys.executable} -m podtune.cli.main schema >&-"], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_check_renders_the_chat_template(run_file):
+    weights = model_folder("llama", run_file.parent / "model")
+    (run_file.parent / "broken.jinja").write_text("{% for message in messages %}{{ message.content }")
+    done = podtune("check", "run.yaml", f"model={weights}", "model.chat_template=broken.jinja", folder=run_file.parent)
+    assert done.returncode == 2
+    assert "model.chat_template: broken.jinja cannot write a question and its answer: " in done.stderr
+    assert "Traceback" not in done.stderr

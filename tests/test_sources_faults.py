@@ -18,6 +18,18 @@ GOOD = b'{"text": "fine"}\n'
 
 # name of the file, its bytes, what the message must say (a pattern; the file's own name stands before it)
 FAULTS: dict[str, tuple[str, bytes, str]] = {
+    "a key twice in a line": (
+        "a.jsonl", GOOD + b'{"prompt": "a", "completion": "b", "completion": "c"}\n',
+        r':2: the key "completion" stands twice in one object; keep one\.',
+    ),
+    "a key twice in a document": (
+        "a.json", b'[{"messages": [{"role": "user", "content": "a", "role": "system"}]}]',
+        r': line 1, column 2: record 1: the key "role" stands twice in one object; keep one\.',
+    ),
+    "a key twice in a document of one object": (
+        "a.json", b'{"rows": [{"text": "a"}], "rows": [{"text": "b"}]}',
+        r': line 1, column 1: the document: the key "rows" stands twice in one object; keep one\.',
+    ),
     "cut off in mid-string": ("a.jsonl", GOOD + b'{"text": "and the', r":2: not valid JSON in column 10: it is cut off here"),
     "cut off in mid-object": ("a.jsonl", GOOD + b'{"text": "a",', r":2: not valid JSON in column 14: it is cut off here"),
     "not JSON": ("a.jsonl", GOOD + b"hello\n", r":2: not valid JSON in column 1"),

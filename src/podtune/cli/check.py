@@ -38,7 +38,9 @@ def check(
 def check_model(run: Run) -> Iterator[str]:
     """Faults of a model and chat template that lie on this machine."""
     from podtune.config.errors import PodtuneError
+    from podtune.data.templates import refusal_of_an_exchange
     from podtune.families import model_from_files
+    from podtune.families.loading import plan_loading
     from podtune.hub.download import parse_hub_id
     from podtune.hub.sources import resolve_model
     from podtune.hub.tokenizer import load_tokenizer
@@ -57,12 +59,15 @@ def check_model(run: Run) -> Iterator[str]:
     try:
         files = resolve_model(source, offline=True)
         # Each opens what the run will open: configuration, headers and index of the weights, tokenizer and template.
-        model_from_files(files)
-        files.tensors().names()
-        load_tokenizer(files, Path(template).read_text() if template is not None else None)
+        plan_loading(model_from_files(files), files.tensors())
+        tokenizer = load_tokenizer(files, Path(template).read_text() if template is not None else None)
     except (PodtuneError, OSError) as error:
         yield f"model: {error}"
         return
+    if refusal := refusal_of_an_exchange(tokenizer):
+        yield (
+            f"model.chat_template: {template or f'that of {source}'} cannot write a question and its answer: {refusal}"
+        )
     typer.echo(f"model: {source}: {files.config.get('model_type', 'a model of unknown type')}")
 
 

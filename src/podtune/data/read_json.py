@@ -4,6 +4,7 @@ no file is ever whole in memory. Every fault names the file, the line and the co
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -14,7 +15,21 @@ from podtune.data.rows import Record
 _CHUNK_BYTES = 1 << 20
 _WHOLE_BYTES = 16 << 20  # a JSON document no larger than this may be looked at as a whole
 _SPACE = re.compile(r"[ \t\r\n]*")
-_DECODER = json.JSONDecoder()
+
+
+class _KeyTwice(ValueError):
+    """An object has one key twice: the parser would keep the last and drop the other unsaid."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise _KeyTwice(f"the key {json.dumps(twice, ensure_ascii=False)} stands twice in one object; keep one")
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 _KINDS: dict[type, str] = {
     str: "a text",
     int: "a number",
@@ -55,13 +70,15 @@ def kind_of(value: object) -> str:
 
 def _parse_line(line: str, origin: str, number: int) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = _DECODER.decode(line)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{origin}:{number}: not valid JSON in column {error.pos + 1}: {_line_fault(error)}."
         ) from error
     except RecursionError as error:
         raise UserError(f"{origin}:{number}: the JSON is nested too deeply.") from error
+    except _KeyTwice as error:
+        raise UserError(f"{origin}:{number}: {error}.") from error
     except ValueError as error:  # an integer of thousands of digits
         raise UserError(f"{origin}:{number}: not a number that can be read: {error}.") from error
     if not isinstance(value, dict):
@@ -232,7 +249,7 @@ def _objects(text: _Text) -> Iterator[Record]:
         pass
     try:
         first, end = _DECODER.raw_decode(text.buffer, text.at)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         if len(text.buffer) < _WHOLE_BYTES:
             text.value("the document")
         yield from _list_within(text)

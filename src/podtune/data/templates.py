@@ -139,6 +139,18 @@ class ChatTemplate:
         return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
+def refusal_of_an_exchange(tokenizer: Tokenizer) -> str | None:
+    """Why the tokenizer's template cannot write a question and its answer; None when it can, or there is none."""
+    if tokenizer.chat_template is None:
+        return None
+    question, answer = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}
+    try:
+        ChatTemplate(tokenizer).render([question, answer])
+    except TemplateRefusal as refusal:
+        return str(refusal)
+    return None
+
+
 def template_messages(conversation: Conversation) -> TemplateMessages:
     """The messages as the template gets them."""
     return [message.for_template() for message in conversation.messages]

@@ -41,7 +41,7 @@ def attend(
     """
     batch, length, heads, head_dim = q.shape
     block = block or max(BLOCK, -(-length // MOST_BLOCKS))
-    if method == "plain" or (method == "auto" and length <= block):
+    if method == "plain" or (method == "auto" and length == 1):
         grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], head_dim)
         out = _attend(grouped, k, v, queries, keys, window, softcap=softcap, scale=scale)
         return out.reshape(q.shape)

@@ -19,8 +19,9 @@ _CLOSE = 0.9
 
 
 def open_model(work: Work) -> None:
-    """Configuration and tokenizer: all that data and planning need of the model."""
+    """Configuration, tokenizer and the list of weights: all that data and planning need of the model."""
     from podtune.families import model_from_files
+    from podtune.families.loading import plan_loading
     from podtune.hub.sources import resolve_model
     from podtune.hub.tokenizer import load_tokenizer
 
@@ -28,6 +29,7 @@ def open_model(work: Work) -> None:
     cache = Path(settings.cache) if settings.cache else None
     work.files = resolve_model(settings.source, cache=cache, progress=work.say)
     work.model = model_from_files(work.files)
+    plan_loading(work.model, work.files.tensors())  # what is missing or broken shows before the data is prepared
     work.tokenizer = load_tokenizer(work.files, _template(settings.chat_template))
     work.say(f"model: {settings.source} ({work.model.family.name}, {_count(parameters(work.model))} parameters)")
 
