@@ -9,6 +9,7 @@ import tiny_models as tiny
 from podtune.layers.attention import attend
 from podtune.layers.places import Places, places, segment_lengths, visible
 
+METHODS = ("plain", "blocked")
 ROWS, LENGTH, HEADS, KV_HEADS, HEAD_DIM = 2, 24, 4, 2, 8
 # A row of two samples and padding, and a row of three samples.
 SEGMENTS = jnp.asarray([[1] * 10 + [2] * 11 + [0] * 3, [1] * 5 + [2] * 12 + [3] * 7], jnp.int32)
@@ -43,7 +44,7 @@ def reference(q, k, v, *, window, softcap, scale):
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 1.5), (7, 0.8)])
-@pytest.mark.parametrize("method", ["plain", "blocked"])
+@pytest.mark.parametrize("method", METHODS)
 def test_attention_is_what_its_definition_says(method, window, softcap):
     q, k, v = inputs()
     at = places(POSITIONS, SEGMENTS)
@@ -99,6 +100,21 @@ def test_blocked_attention_holds_less_than_half_of_what_plain_attention_does():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes("blocked") < 0.5 * temporary_bytes("plain")
+
+
+def test_a_query_that_sees_no_key_passes_no_gradient():
+    q, k, v = inputs()
+    queries = places(POSITIONS, SEGMENTS.at[0, 4:6].set(9))  # a segment that no key is of
+    keys = places(POSITIONS, SEGMENTS)
+    blind = jnp.zeros((ROWS, LENGTH, 1, 1), bool).at[0, 4:6].set(True)
+
+    def loss(q, k, v, method):
+        out = attend(q, k, v, queries=queries, keys=keys, window=None, softcap=None, scale=0.4, method=method, block=8)
+        return jnp.sum(jnp.where(blind & (method == "plain"), 0, out) ** 2)
+
+    plain, blocked = (jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=3)(q, k, v, m) for m in METHODS)
+    for one, other in zip(plain, blocked, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_blocked_attention_in_bfloat16_is_close_to_float32_in_value_and_gradient():

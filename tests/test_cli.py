@@ -205,5 +205,18 @@ def test_check_renders_the_chat_template(run_file):
     (run_file.parent / "broken.jinja").write_text("{% for message in messages %}{{ message.content }")
     done = podtune("check", "run.yaml", f"model={weights}", "model.chat_template=broken.jinja", folder=run_file.parent)
     assert done.returncode == 2
-    assert "model.chat_template: broken.jinja cannot write a question and its answer: " in done.stderr
+    assert "model.chat_template: broken.jinja, line 1 of the template: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_check_accounts_for_every_tensor_of_a_model_here(run_file):
+    from safetensors.numpy import load_file, save_file
+
+    model = model_folder("llama", run_file.parent / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.scale"] = tensors.pop("model.norm.weight")
+    save_file(tensors, model / "model.safetensors")
+    done = podtune("check", "run.yaml", "model=./model", folder=run_file.parent)
+    assert done.returncode == 2
+    assert "missing: 1 (model.norm.weight)" in done.stderr
+    assert "left over: 1 (model.norm.scale)" in done.stderr

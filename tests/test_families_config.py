@@ -40,7 +40,7 @@ def test_an_unknown_key_is_refused_by_name_and_value(name):
         ("llama", {"head_dim": 7}, "head_dim=7 must be even"),
         ("llama", {"hidden_size": "32"}, "hidden_size='32' must be a positive whole number"),
         ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings='no' must be true or false"),
-        ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' must be a number"),
+        ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' must be a positive number"),
         ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "rope_type='longrope' must be one of default"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}}, "beta_fast=1 is not known"),

@@ -1,6 +1,4 @@
-"""What a remat policy keeps of a layer: no matrix product is made twice, nothing else is held, in either width."""
-
-from functools import partial
+"""What a remat policy keeps of a layer: with dots no matrix product is made twice, and less is held than with none."""
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +7,7 @@ import pytest
 import tiny_models as tiny
 from jax.ad_checkpoint import checkpoint_policies
 
-from podtune.config.schema import LoRA, Mesh
-from podtune.parallel.mesh import build_mesh
+from podtune.config.schema import LoRA
 from podtune.weights.adapters import adapter_mask, attach, join, split
 from podtune.weights.keeping import PRODUCT, keepable
 from podtune.weights.param import initialise, map_params
@@ -33,8 +30,9 @@ def compiled_step(remat, dtype="float32"):
     return jax.jit(jax.grad(loss)).lower(trained, frozen, tokens).compile()
 
 
-def test_dots_makes_no_matrix_product_twice_and_full_does():
-    products = {remat: compiled_step(remat).as_text().count(" dot(") for remat in ("none", "dots", "full")}
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dots_makes_no_matrix_product_twice_and_full_does(dtype):
+    products = {remat: compiled_step(remat, dtype).as_text().count(" dot(") for remat in ("none", "dots", "full")}
     assert products["dots"] == products["none"]
     assert products["full"] > products["none"]
 
@@ -55,22 +53,6 @@ def test_stacks_of_bfloat16_are_written_a_layer_at_a_time():
     written = [line for line in program.splitlines() if "dynamic-update-slice(" in line and stack in line]
     assert written
     assert not [line for line in written if "bf16[" in line.split("=")[1] or f"f32{stack}" in line.split("=")[1]]
-
-
-def test_stacks_held_as_bits_give_the_same_states_and_refuse_a_gradient():
-    model = tiny.tiny_model("llama")
-    description = model.describe(dtype=jnp.bfloat16)
-    weights = map_params(lambda name, param: initialise(param, jax.random.key(0), name=name), description)
-    tokens = tiny.random_tokens(ROWS, LENGTH)
-
-    def states(weights, mesh):
-        return model.hidden(weights, tokens, compute_dtype="bfloat16", mesh=mesh).states
-
-    mesh = build_mesh(Mesh(), devices=jax.devices()[:1])
-    as_bits, as_floats = (jax.jit(partial(states, mesh=mesh))(weights) for mesh in (mesh, None))
-    np.testing.assert_array_equal(as_bits, as_floats)
-    with pytest.raises(TypeError, match="bfloat16 are frozen; hold those to be trained in float32"):
-        jax.grad(lambda weights: jnp.sum(states(weights, mesh).astype(jnp.float32)))(weights)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

@@ -12,6 +12,7 @@ import zstandard
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
+from podtune.data import read_json
 from podtune.data.sources import read_records
 
 GOOD = b'{"text": "fine"}\n'
@@ -28,7 +29,7 @@ FAULTS: dict[str, tuple[str, bytes, str]] = {
     ),
     "a key twice in a document of one object": (
         "a.json", b'{"rows": [{"text": "a"}], "rows": [{"text": "b"}]}',
-        r': line 1, column 1: the document: the key "rows" stands twice in one object; keep one\.',
+        r': line 1, column 1: the key "rows" stands twice in one object; keep one\.',
     ),
     "cut off in mid-string": ("a.jsonl", GOOD + b'{"text": "and the', r":2: not valid JSON in column 10: it is cut off here"),
     "cut off in mid-object": ("a.jsonl", GOOD + b'{"text": "a",', r":2: not valid JSON in column 14: it is cut off here"),
@@ -155,3 +156,31 @@ def test_a_split_is_refused_where_there_are_none(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     with pytest.raises(UserError, match="only Hub datasets have splits"):
         list(read_records(Source(path=str(tmp_path / "a.jsonl"), split="train")))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b'{"rows": [{"text": "a"}], "rows": [{"text": "b"}]}', 'the key "rows" stands twice in one object'),
+        (b'{"version": 1, "version": 2, "rows": [{"text": "a"}]}', 'the key "version" stands twice'),
+        (b'{"train": [{"text": "a"}], "test": [{"text": "b"}]}', r"holds several lists \(train, test\)"),
+        (b'{"rows": [{"text": "a"}],}', "a trailing comma; take it out"),
+        (b'{"rows": [{"text": "a"}] "b": 1}', "a comma is missing"),
+        (b'{"messages": [{"role": "user"}], "id": 1, "id": 2}\n{"id": 3}', 'the key "id" stands twice'),
+    ],
+)
+def test_a_document_too_large_to_look_at_whole_has_the_same_faults(tmp_path: Path, monkeypatch, data, says):
+    monkeypatch.setattr(read_json, "_WHOLE_BYTES", 4)
+    monkeypatch.setattr(read_json, "_CHUNK_BYTES", 8)
+    (tmp_path / "a.json").write_bytes(data)
+    with pytest.raises(UserError, match=says):
+        list(read_records(Source(path=str(tmp_path / "a.json"))))
+    (tmp_path / "a.json").write_bytes(b'{"version": 1, "tags": ["x"], "rows": [{"text": "a"}, {"text": "b"}], "n": []}')
+    assert [record.value for record in read_records(Source(path=str(tmp_path / "a.json")))] == [
+        {"text": "a"}, {"text": "b"},
+    ]  # fmt: skip
+
+
+def test_deep_nesting_with_an_escape_is_read_or_refused_cleanly(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": "\\u0041", "x": ' + "[" * 900 + "]" * 900 + "}\n")
+    assert len(list(read_records(Source(path=str(tmp_path / "a.jsonl"))))) == 1

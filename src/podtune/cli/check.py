@@ -38,7 +38,7 @@ def check(
 def check_model(run: Run) -> Iterator[str]:
     """Faults of a model and chat template that lie on this machine."""
     from podtune.config.errors import PodtuneError
-    from podtune.data.templates import refusal_of_an_exchange
+    from podtune.data.templates import require_readable
     from podtune.families import model_from_files
     from podtune.families.loading import plan_loading
     from podtune.hub.download import parse_hub_id
@@ -58,16 +58,13 @@ def check_model(run: Run) -> Iterator[str]:
         return
     try:
         files = resolve_model(source, offline=True)
-        # Each opens what the run will open: configuration, headers and index of the weights, tokenizer and template.
+        # Each opens what the run will open: configuration, list of the weights, tokenizer and template.
         plan_loading(model_from_files(files), files.tensors())
         tokenizer = load_tokenizer(files, Path(template).read_text() if template is not None else None)
+        require_readable(tokenizer, template or f"that of {source}")
     except (PodtuneError, OSError) as error:
-        yield f"model: {error}"
+        yield str(error) if str(error).startswith("model.") else f"model: {error}"
         return
-    if refusal := refusal_of_an_exchange(tokenizer):
-        yield (
-            f"model.chat_template: {template or f'that of {source}'} cannot write a question and its answer: {refusal}"
-        )
     typer.echo(f"model: {source}: {files.config.get('model_type', 'a model of unknown type')}")
 
 

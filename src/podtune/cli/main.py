@@ -70,6 +70,8 @@ class WarningLines(logging.Handler):
 
 def show_warnings() -> None:
     """What podtune logs as a warning or worse is seen, whatever handlers the libraries it uses install."""
+    # Else the first line of every command is that transformers has found no PyTorch, which nothing here needs.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     logger = logging.getLogger("podtune")
     if not any(isinstance(handler, WarningLines) for handler in logger.handlers):
         logger.addHandler(WarningLines(logging.WARNING))

@@ -108,11 +108,11 @@ class Train(Subject):
     scale_learning_rate_from: Annotated[int | None, Whole(at_least=1)] = None
     """Reference batch in tokens: the rate becomes learning_rate x batch_tokens / this. None: not scaled."""
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Choice()] = "auto"
-    """Arithmetic of the forward and backward pass; auto: bfloat16 on accelerators, float32 on a CPU. A CPU with AMX
-    takes half the time in bfloat16."""
+    """Arithmetic of the forward and backward pass; auto: bfloat16 on accelerators, float32 on a CPU, where
+    only one with AMX multiplies bfloat16 faster."""
     remat: Annotated[Literal["auto", "none", "dots", "full"], Choice()] = "auto"
-    """What is kept for the backward pass: everything (none), what took a matrix product to make (dots), or only the
-    inputs of layers (full); auto: dots on a CPU, full on accelerators."""
+    """What is kept for the backward pass: all but attention scores (none), what a matrix product made (dots), or only
+    the inputs of layers (full); auto: dots on a CPU, full on accelerators."""
     checkpoint_every: Annotated[float, Duration()] = 600.0
     """Time between checkpoints, such as 10m. One is always written at the end. (The field holds seconds.)"""
     log_every: Annotated[int, Whole(at_least=1)] = 10

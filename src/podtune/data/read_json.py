@@ -21,11 +21,15 @@ class _KeyTwice(ValueError):
     """An object has one key twice: the parser would keep the last and drop the other unsaid."""
 
 
+def _twice(key: str) -> str:
+    return f"the key {json.dumps(key, ensure_ascii=False)} stands twice in one object; keep one"
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise _KeyTwice(f"the key {json.dumps(twice, ensure_ascii=False)} stands twice in one object; keep one")
+        raise _KeyTwice(_twice(twice))
     return made
 
 
@@ -93,18 +97,20 @@ def _parse_line(line: str, origin: str, number: int) -> dict[str, Any]:
 
 def lone_surrogate(value: object) -> str | None:
     """Names half of a surrogate pair anywhere in a JSON value: it is no character, and cannot be tokenised."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            return f"\\u{ord(value[error.start]):04x} is half of a surrogate pair (an emoji cut in two)"
-        return None
-    parts: list[object] = []
-    if isinstance(value, dict):
-        parts = [part for pair in cast(dict[object, object], value).items() for part in pair]
-    elif isinstance(value, list):
-        parts = cast(list[object], value)
-    return next((half for part in parts if (half := lone_surrogate(part))), None)
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            try:
+                part.encode()
+            except UnicodeEncodeError as error:
+                return f"\\u{ord(part[error.start]):04x} is half of a surrogate pair (an emoji cut in two)"
+        elif isinstance(part, dict):
+            for pair in cast(dict[object, object], part).items():
+                parts.extend(pair)
+        elif isinstance(part, list):
+            parts.extend(cast(list[object], part))
+    return None
 
 
 def _line_fault(error: json.JSONDecodeError) -> str:
@@ -154,6 +160,16 @@ class _Text:
             self.at = match.end()
             if self.at < len(self.buffer):
                 return self.buffer[self.at]
+            if not self.read(_CHUNK_BYTES):
+                return ""
+
+    def after_bracket(self) -> str:
+        """The first character within the list that begins here, which is not passed."""
+        while True:
+            match = _SPACE.match(self.buffer, self.at + 1)
+            assert match is not None, "an empty match is a match"
+            if match.end() < len(self.buffer):
+                return self.buffer[match.end()]
             if not self.read(_CHUNK_BYTES):
                 return ""
 
@@ -249,6 +265,8 @@ def _objects(text: _Text) -> Iterator[Record]:
         pass
     try:
         first, end = _DECODER.raw_decode(text.buffer, text.at)
+    except _KeyTwice as error:
+        raise text.fault(str(error)) from error
     except (ValueError, RecursionError):
         if len(text.buffer) < _WHOLE_BYTES:
             text.value("the document")
@@ -279,20 +297,35 @@ def _objects(text: _Text) -> Iterator[Record]:
 
 
 def _list_within(text: _Text) -> Iterator[Record]:
-    """The rows of a large object with one list: what stands before and after the list is passed over."""
+    """The rows of a large object with one list of objects: what stands before and after the list is passed over."""
     text.skip(1)
+    seen: set[str] = set()
+    rows_key: str | None = None
     while text.peek() == '"':
-        key = text.value("a key")
+        key = cast(str, text.value("a key"))
+        if key in seen:
+            raise text.fault(_twice(key))
+        seen.add(key)
         if text.peek() != ":":
             raise text.fault("a colon is missing")
         text.skip(1)
-        if text.peek() == "[":
+        if text.peek() == "[" and text.after_bracket() == "{":
+            if rows_key is not None:
+                raise UserError(
+                    f"{text.origin}: the document holds several lists ({rows_key}, {key}). Keep the one of rows."
+                )
+            rows_key = key
             text.skip(1)
             yield from _elements(text)
         else:
             text.value(json.dumps(key))
-        if text.peek() == ",":
-            text.skip(1)
+        if text.peek() == "}":
+            break
+        if text.peek() != ",":
+            raise text.fault(f"after {json.dumps(key)}: a comma is missing, or the document is cut off here")
+        text.skip(1)
+        if text.peek() == "}":
+            raise text.fault("a trailing comma; take it out")
     if text.peek() != "}":
         raise text.fault("the document is cut off here; is the file whole?")
     text.skip(1)

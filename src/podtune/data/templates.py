@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, cast
 
+from podtune.config.errors import UserError
 from podtune.data.rows import Conversation
 from podtune.hub.tokenizer import Tokenizer
 
@@ -139,16 +140,21 @@ class ChatTemplate:
         return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
-def refusal_of_an_exchange(tokenizer: Tokenizer) -> str | None:
-    """Why the tokenizer's template cannot write a question and its answer; None when it can, or there is none."""
+def require_readable(tokenizer: Tokenizer, source: str) -> None:
+    """Raises UserError when the chat template has a fault of syntax. source: where it comes from, for the message."""
+    from jinja2 import TemplateSyntaxError
+
     if tokenizer.chat_template is None:
-        return None
-    question, answer = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}
+        return
     try:
-        ChatTemplate(tokenizer).render([question, answer])
+        ChatTemplate(tokenizer).render([{"role": "user", "content": "Who?"}])
     except TemplateRefusal as refusal:
-        return str(refusal)
-    return None
+        fault = refusal.__cause__
+        if isinstance(fault, TemplateSyntaxError):
+            raise UserError(
+                f"model.chat_template: {source}, line {fault.lineno} of the template: {fault.message}. Mend it, or "
+                "name another Jinja file."
+            ) from refusal
 
 
 def template_messages(conversation: Conversation) -> TemplateMessages:

@@ -42,7 +42,7 @@ def model_from_config(content: Mapping[str, Any]) -> Model:
     if model_type is None:
         architectures = content.get("architectures") or []
         model_type = next((name for name, one in FAMILIES.items() if one.architecture in architectures), None)
-    family = FAMILIES.get(model_type or "")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         found = f"model_type={content.get('model_type')!r} architectures={content.get('architectures')!r}"
         raise UserError(f"config.json: {found} is not supported. Known model types: {', '.join(FAMILIES)}.")

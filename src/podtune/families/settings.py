@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -83,10 +84,10 @@ class Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """A number, or None where neither the file nor the default has one."""
+        """A positive number, or None where neither the file nor the default has one."""
         value = self.take(key, default)
-        if not _is_number_or_none(value):
-            raise self.refused(key, "must be a number")
+        if not _is_number_or_none(value) or (value is not None and value <= 0):
+            raise self.refused(key, "must be a positive number")
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
@@ -149,6 +150,8 @@ class Settings:
                 raise UserError(f"config.json: {name}.{key}={value!r} is not known for rope_type {kind!r}.")
             if key not in ("rope_type", "type", "truncate") and not _is_number_or_none(value):
                 raise UserError(f"config.json: {name}.{key}={value!r} must be a number.")
+            if key in ("rope_theta", "factor") and isinstance(value, int | float) and value <= 0:
+                raise UserError(f"config.json: {name}.{key}={value!r} must be positive.")
         for key in _REQUIRED_ROPE_KEYS.get(kind, ()):
             if content.get(key) is None:
                 raise UserError(f"config.json: {name}.{key} is missing; rope_type {kind!r} needs it.")
@@ -223,4 +226,4 @@ class Settings:
 
 
 def _is_number_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))

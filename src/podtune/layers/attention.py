@@ -1,7 +1,7 @@
 """Attention within segments, in two ways that agree. Used by models.
 
 "plain" builds all scores at once and is the reference. "blocked" takes the queries in blocks, each over no more keys
-than it can see, so that no (heads, seq, seq) array ever exists.
+than it can see, and keeps no scores for the backward pass. How many blocks are alive at once is for XLA to choose.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from podtune.layers.blocked_attention import HIDDEN, BlockedSettings, blocked_attention
+from podtune.layers.blocked_attention import MASKED, BlockedSettings, blocked_attention
 from podtune.layers.places import Places, visible
 
 Method = Literal["auto", "plain", "blocked"]
 BLOCK = 128
-MOST_BLOCKS = 16  # blocks are unrolled: more of them only make the program longer
+MOST_BLOCKS = 16  # blocks are unrolled: more of them skip more of what is masked, and make the program longer
 
 
 def attend(
@@ -37,7 +37,7 @@ def attend(
 
     window: in positions; an array when it differs between layers of one scan, None for no window.
     softcap: scores become softcap * tanh(scores / softcap) (Gemma 2).
-    block: query rows at a time in the blocked way.
+    method: auto is plain for a single query, blocked for more. block: queries at a time in the blocked way.
     """
     batch, length, heads, head_dim = q.shape
     block = block or max(BLOCK, -(-length // MOST_BLOCKS))
@@ -72,7 +72,7 @@ def _attend(
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * scale
     if softcap is not None:
         scores = jnp.tanh(scores / softcap) * softcap
-    scores = jnp.where(visible(queries, keys, window=window)[:, None, None], scores, HIDDEN)
+    scores = jnp.where(visible(queries, keys, window=window)[:, None, None], scores, MASKED)
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
     total = weights.sum(axis=-1)
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)

@@ -1,7 +1,8 @@
 """Attention block of queries by block of queries, with a backward pass of its own. Used by `attention`.
 
 Between the passes only the inputs, the output and one number a query are kept; the scores are made again from them
-(Dao et al. 2022). A block holds all query heads that share a kv head, so that every product is one wide matmul.
+(Dao et al. 2022), a block at a time. A block holds all query heads that share a kv head, so that every product is one
+wide matmul.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from podtune.layers.places import Places, visible
 from podtune.weights.keeping import ATTENDED, keepable_residual
 
-HIDDEN = -1e30  # finite: a row that sees nothing must not become NaN
+MASKED = -1e30  # finite: a row that sees nothing must not become NaN
 
 
 class BlockedSettings(NamedTuple):
@@ -69,7 +71,10 @@ def blocked_attention(
     window: Array | None,
     settings: BlockedSettings,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Softmax in float32, in q's dtype. window: an array when it is not the program's own (`settings.window`)."""
+    """Softmax in float32, in q's dtype. A query that sees no key gets the mean of the values, and passes no gradient.
+
+    window: an array when it is not the program's own (`settings.window`).
+    """
     return _blocked(settings, q, k, v, _Seen(queries, keys, window))
 
 
@@ -79,11 +84,12 @@ def _blocked(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _See
 
 
 def _forward(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _Seen) -> tuple[Array, Any]:
-    """The output, and for the backward pass the logarithm of each query's sum, (batch, kv_heads, seq, group)."""
+    """The output, and what the backward pass needs: the inputs, the output, and each query's logsumexp of scores,
+    (batch, kv_heads, seq, group)."""
     k_by_head, v_by_head = _by_head(k), _by_head(v)
     by_head = _by_head(_grouped(q, k))
     outputs: list[Array] = []
-    logarithms: list[Array] = []
+    logsumexps: list[Array] = []
     for rows, columns in settings.blocks(q.shape[1], k.shape[1]):
         scores, _ = _scores(
             settings, by_head[:, :, rows], k_by_head[:, :, columns], seen.among(settings, rows, columns)
@@ -93,28 +99,29 @@ def _forward(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _See
         total = weights.sum(axis=-1)
         output = _product("bhqgk,bhkd->bhqgd", weights.astype(v.dtype), v_by_head[:, :, columns]) / total[..., None]
         outputs.append(output.astype(q.dtype))
-        logarithms.append(greatest + jnp.log(total))
+        logsumexps.append(greatest + jnp.log(total))
     output = _by_position(jnp.concatenate(outputs, axis=2)).reshape(q.shape)
     output = keepable_residual(output, ATTENDED)
-    return output, (q, k, v, seen, output, keepable_residual(jnp.concatenate(logarithms, axis=2), ATTENDED))
+    return output, (q, k, v, seen, output, keepable_residual(jnp.concatenate(logsumexps, axis=2), ATTENDED))
 
 
 def _backward(settings: BlockedSettings, kept: Any, gradient: Array) -> tuple[Array | None, ...]:
-    q, k, v, seen, output, logarithms = kept
+    # The barrier keeps the scores of a recomputed forward pass from being shared with these, and held until here.
+    q, k, v, seen, output, logsumexps = lax.optimization_barrier(kept)
     k_by_head, v_by_head = _by_head(k), _by_head(v)
     by_head, of_output, output = (_by_head(_grouped(x, k)) for x in (q, gradient, output))
-    # The softmax's gradient needs, for each query, the sum over keys of weight x gradient: output x gradient gives it.
-    sums = jnp.sum(of_output.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
+    # delta: for each query the sum over keys of weight x gradient, as output x gradient gives it (Dao et al. 2022).
+    delta = jnp.sum(of_output.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
     of_q: list[Array] = []
-    # Summed as (batch, kv_heads, head_dim, keys): a product over rows first turns its left side round, and so that is
-    # the narrow one.
+    # Summed as (batch, kv_heads, head_dim, keys): a product over queries transposes its left operand, so that is the
+    # narrow one.
     of_k, of_v = (jnp.zeros(jnp.swapaxes(x, 2, 3).shape, jnp.float32) for x in (k_by_head, v_by_head))
     for rows, columns in settings.blocks(q.shape[1], k.shape[1]):
         mask = seen.among(settings, rows, columns)
         scores, slope = _scores(settings, by_head[:, :, rows], k_by_head[:, :, columns], mask)
-        weights = jnp.exp(scores - logarithms[:, :, rows, :, None])
+        weights = jnp.where(mask, jnp.exp(scores - logsumexps[:, :, rows, :, None]), 0)
         of_weights = _product("bhqgd,bhkd->bhqgk", of_output[:, :, rows], v_by_head[:, :, columns])
-        of_scores = weights * (of_weights - sums[:, :, rows, :, None])
+        of_scores = weights * (of_weights - delta[:, :, rows, :, None])
         if slope is not None:
             of_scores = of_scores * slope
         weights, of_scores = weights.astype(q.dtype), of_scores.astype(q.dtype)
@@ -141,7 +148,7 @@ def _scores(settings: BlockedSettings, q: Array, k: Array, mask: Array) -> tuple
         scores = jnp.tanh(scores / settings.softcap)
         slope = 1 - jnp.square(scores)
         scores = scores * settings.softcap
-    return jnp.where(mask, scores, HIDDEN), slope
+    return jnp.where(mask, scores, MASKED), slope
 
 
 def _grouped(x: Array, k: Array) -> Array:

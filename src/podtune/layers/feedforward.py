@@ -58,9 +58,14 @@ def feedforward(
     """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
     gate = add_bias(linear(x, weights.gate), weights.gate_bias)
     up = add_bias(linear(x, weights.up), weights.up_bias)
-    # In float32, rounded once: step by step in bfloat16 takes a CPU longer than the products around it.
-    wide = ACTIVATIONS[activation](gate.astype(jnp.float32)) * up.astype(jnp.float32)
-    return add_bias(linear(wide.astype(x.dtype), weights.down), weights.down_bias)
+    # Made again for the backward pass, so that gate and up are kept as they are, and not in float32.
+    gated = jax.checkpoint(partial(_gated, ACTIVATIONS[activation]), prevent_cse=False)(gate, up)
+    return add_bias(linear(gated, weights.down), weights.down_bias)
+
+
+def _gated(activation: Callable[[Array], Array], gate: Array, up: Array) -> Array:
+    """In float32, rounded once: step by step in bfloat16 takes a CPU longer than the products around it."""
+    return (activation(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def add_bias(x: Array, bias: Array | None) -> Array:

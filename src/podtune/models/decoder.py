@@ -24,15 +24,16 @@ from podtune.layers.norms import rms_norm
 from podtune.layers.places import Places, places, segment_lengths
 from podtune.layers.positions import Rope, Rotation, positions_in_segments, rotate, rotation
 from podtune.models.cache import KVCache, create_cache
-from podtune.weights.keeping import ATTENDED, LAYER_INPUT, PRODUCT, ROTATED, keepable, stack_as_bits
+from podtune.weights.keeping import ATTENDED, LAYER_INPUT, PRODUCT, ROTATED, keepable
 from podtune.weights.leaves import Weight, linear, linear_transposed, lookup
 from podtune.weights.param import Param, stack
 from podtune.weights.tree import weight_dataclass
 
 Leaf = TypeVar("Leaf")
 
-# What the backward pass finds kept of each layer; the rest is computed again. "none": everything is kept. "dots": what
-# took a matrix product to make; norms, rotations and activations cost less to make again than to write and read.
+# What the backward pass finds kept of each layer; the rest is computed again, as the scores of blocked attention always
+# are. "none": all but those. "dots": what took a matrix product to make, and rotated queries and keys; norms and
+# activations cost less to make again than to write and read.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": jax.checkpoint_policies.save_only_these_names(LAYER_INPUT, PRODUCT, ROTATED, ATTENDED),
@@ -238,7 +239,7 @@ def hidden(
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec or PartitionSpec()))
 
     def one_layer(carry: _Carry, scanned: tuple[Layer[Any], _Differs]) -> tuple[_Carry, None]:
-        layer, differs = whole(scanned[0]), scanned[1]
+        layer, differs = scanned
         w = layer.attention
         x = keepable(carry.x, LAYER_INPUT)
         y = _norm(config, x, layer.attention_norm)
@@ -272,11 +273,8 @@ def hidden(
     if REMAT_POLICIES[remat] is not None:
         one_layer = jax.checkpoint(one_layer, policy=REMAT_POLICIES[remat], prevent_cse=False)
 
-    layers, whole = weights.layers, _as_it_is
-    if mesh is not None and mesh.devices.flat[0].platform == "cpu":
-        layers, whole = stack_as_bits(layers)
     carry = _Carry(keep(x), None if cache is None else (cache.k, cache.v))
-    carry, _ = jax.lax.scan(one_layer, carry, (layers, _differences(config)))
+    carry, _ = jax.lax.scan(one_layer, carry, (weights.layers, _differences(config)))
     if cache is not None:
         assert carry.caches is not None
         cache = dataclasses.replace(cache, k=carry.caches[0], v=carry.caches[1])
@@ -316,10 +314,6 @@ def soft_cap(logits: Array, cap: float | None) -> Array:
 
 def _norm(config: DecoderConfig, x: Array, weight: Array) -> Array:
     return rms_norm(x, weight, epsilon=config.norm_epsilon, offset=config.norm_offset)
-
-
-def _as_it_is(layer: Layer[Any]) -> Layer[Any]:
-    return layer
 
 
 class _Carry(NamedTuple):

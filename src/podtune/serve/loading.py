@@ -86,7 +86,7 @@ def _from_model(source: str, *, mesh: Mesh | None, cache: Path | None, say: Say 
 
 
 def serving_dtype(mesh: Mesh) -> Any:
-    """float32 on a CPU, where bfloat16 buys no speed; bfloat16 on accelerators."""
+    """float32 on a CPU, bfloat16 on accelerators."""
     return jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16
 
 

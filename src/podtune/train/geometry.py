@@ -13,6 +13,7 @@ from podtune.parallel.sharding import data_shards
 
 # "auto" wants about this many steps from the data, so that small sets still get enough updates, and no larger batch.
 _WANTED_STEPS = 100
+_FEW_STEPS = 30
 _LARGEST_AUTO_BATCH_TOKENS = 65_536
 # Tokens one device takes at a time: activations of a few thousand fit beside small models.
 _MICRO_TOKENS = {"cpu": 2_048}
@@ -37,6 +38,16 @@ class Geometry:
     @property
     def batch_tokens(self) -> int:
         return self.batch_rows * self.row_tokens
+
+    @property
+    def advice(self) -> str | None:
+        """What to change where the data make so few steps that a model hardly learns from them."""
+        if self.total_steps >= _FEW_STEPS:
+            return None
+        return (
+            f"warning: {self.total_steps} steps are few to learn from; the usual run has {_WANTED_STEPS} or more. "
+            f"Shorten rows (data.max_length, now {self.row_tokens}) towards the longest example, or raise train.epochs."
+        )
 
     def __str__(self) -> str:
         micro = f" in {self.accumulate} micro-batches of {self.micro_rows} rows" if self.accumulate > 1 else ""

@@ -38,7 +38,7 @@ class Job:
     console: Any = None
 
 
-EventKind = Literal["start", "resume", "eval", "checkpoint", "skip", "rollback", "stop", "end"]
+EventKind = Literal["start", "resume", "eval", "checkpoint", "skip", "rollback", "stop", "few steps", "end"]
 
 
 @dataclass(frozen=True)

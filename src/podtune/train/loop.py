@@ -188,6 +188,8 @@ class _Training:
             f"{self.settings.optimizer.name}, {self.settings.schedule.name} schedule, peak learning rate {rate:.3g}, "
             f"{self.program.settings.language.compute_dtype} arithmetic, {self.pace.cost} FLOP a token.",
         )
+        if first == 0 and self.settings.steps is None and (advice := self.geometry.advice):
+            self._say("few steps", first, advice)
 
     def _steps(self, state: TrainState, step: int, signals: StopSignals) -> tuple[TrainState, int]:
         """All steps from `step` on. Returns the state and how many steps it has seen."""

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from podtune.weights.keeping import PRODUCT, keepable
-from podtune.weights.products import back_through, contract, contract_last, over_rows
+from podtune.weights.products import contract, contract_last, input_gradient, weight_gradient
 from podtune.weights.tree import static, weight_dataclass
 
 Leaf = TypeVar("Leaf")
@@ -60,7 +60,8 @@ def _linear(x: Array, weight: Weight, inputs: int) -> Array:
     elif x.dtype == jnp.float32 and math.prod(x.shape[: x.ndim - inputs]) >= _FEW_ROWS:
         return _merged_linear(inputs, weight.scale, x, weight.base.astype(x.dtype), weight.a, weight.b)
     # In bfloat16 the sum of base and update would round the update away, so the two products are added instead.
-    update = contract(contract(dropped, weight.a.astype(x.dtype), inputs), weight.b.astype(x.dtype), 1)
+    at_rank = keepable(contract(dropped, weight.a.astype(x.dtype), inputs), PRODUCT)
+    update = contract(at_rank, weight.b.astype(x.dtype), 1)
     return contract(x, weight.base.astype(x.dtype), inputs) + weight.scale * update
 
 
@@ -107,12 +108,12 @@ def _merged_linear_forward(inputs: int, scale: float, x: Array, base: Array, a: 
 def _merged_linear_backward(inputs: int, scale: float, kept: Any, gradient: Array) -> tuple[Array, ...]:
     x, base, a, b = kept
     rows = x.ndim - inputs
-    of_x = back_through(gradient, _merged(scale, base, a, b), inputs)
+    of_x = input_gradient(gradient, _merged(scale, base, a, b), inputs)
     # The update's gradients through the rank: (rows, rank) products, never the (in, out) gradient of the whole weight.
-    of_a = over_rows(x, scale * back_through(gradient, b, 1), rows)
-    of_b = over_rows(scale * contract(x, a, inputs), gradient, rows)
+    of_a = weight_gradient(x, scale * input_gradient(gradient, b, 1), rows)
+    of_b = weight_gradient(scale * contract(x, a, inputs), gradient, rows)
     # Not computed when the base is frozen: nothing uses it then, and XLA drops it.
-    return of_x, over_rows(x, gradient, rows), of_a, of_b
+    return of_x, weight_gradient(x, gradient, rows), of_a, of_b
 
 
 def _merged_linear_primal(inputs: int, scale: float, x: Array, base: Array, a: Array, b: Array) -> Array:

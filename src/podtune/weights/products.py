@@ -1,6 +1,6 @@
 """Matrix products of activations and weights, and their gradients, each in the form that is quick. Used by leaves.
 
-Every product sums in float32 and is rounded once, to the dtype of its first factor.
+A device sums a product of 16-bit floats in float32 and rounds it once, to the dtype of the first factor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def contract_last(x: Float[Array, "*rows outputs"], weight: Float[Array, "_ _"])
     return _contract(1, x, weight.T)
 
 
-def back_through(gradient: Float[Array, "..."], weight: Float[Array, "..."], inputs: int) -> Float[Array, "..."]:
+def input_gradient(gradient: Float[Array, "..."], weight: Float[Array, "..."], inputs: int) -> Float[Array, "..."]:
     """(rows…, out…) and (in…, out…), of `inputs` dimensions in, to (rows…, in…)."""
     outputs = weight.ndim - inputs
     return _dot(
@@ -33,13 +33,13 @@ def back_through(gradient: Float[Array, "..."], weight: Float[Array, "..."], inp
     )
 
 
-def over_rows(x: Float[Array, "..."], gradient: Float[Array, "..."], rows: int) -> Float[Array, "..."]:
+def weight_gradient(x: Float[Array, "..."], gradient: Float[Array, "..."], rows: int) -> Float[Array, "..."]:
     """(rows…, in…) and (rows…, out…), of `rows` dimensions of rows, to (in…, out…)."""
     summed = tuple(range(rows))
     ins, outs = x.shape[rows:], gradient.shape[rows:]
     if math.prod(ins) <= math.prod(outs):
         return _dot(x, gradient, summed, summed)
-    # A product over rows first turns its left side round: for wide activations that costs more than a narrow product.
+    # A product over rows transposes its left operand: of wide activations that costs more than a narrow product itself.
     turned = _dot(gradient, x, summed, summed)
     return jnp.moveaxis(turned, tuple(range(len(outs))), tuple(range(len(ins), turned.ndim)))
 
@@ -56,7 +56,7 @@ def _contract_forward(inputs: int, x: Array, weight: Array) -> tuple[Array, Any]
 def _contract_backward(inputs: int, kept: Any, gradient: Array) -> tuple[Array, Array]:
     x, weight = kept
     # Of a frozen weight nothing uses the gradient, and XLA drops it.
-    return back_through(gradient, weight, inputs), over_rows(x, gradient, x.ndim - inputs)
+    return input_gradient(gradient, weight, inputs), weight_gradient(x, gradient, x.ndim - inputs)
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
@@ -65,7 +65,7 @@ _contract.defvjp(_contract_forward, _contract_backward)
 def _dot(x: Array, y: Array, of_x: tuple[int, ...], of_y: tuple[int, ...]) -> Array:
     """Contracts these dimensions."""
     product = partial(lax.dot_general, dimension_numbers=((of_x, of_y), ((), ())))
-    if x.dtype == jnp.float32:
+    if x.dtype.itemsize >= 4:
         return product(x, y)
 
     def through_float32(x: Array, y: Array) -> Array:

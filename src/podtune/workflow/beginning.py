@@ -20,6 +20,7 @@ _CLOSE = 0.9
 
 def open_model(work: Work) -> None:
     """Configuration, tokenizer and the list of weights: all that data and planning need of the model."""
+    from podtune.data.templates import require_readable
     from podtune.families import model_from_files
     from podtune.families.loading import plan_loading
     from podtune.hub.sources import resolve_model
@@ -31,6 +32,7 @@ def open_model(work: Work) -> None:
     work.model = model_from_files(work.files)
     plan_loading(work.model, work.files.tensors())  # what is missing or broken shows before the data is prepared
     work.tokenizer = load_tokenizer(work.files, _template(settings.chat_template))
+    require_readable(work.tokenizer, settings.chat_template or f"that of {settings.source}")
     work.say(f"model: {settings.source} ({work.model.family.name}, {_count(parameters(work.model))} parameters)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from podtune.config.errors import RunFailure
 from podtune.train.job import Event, Hooks, Job
 from podtune.train.program import chosen_dtype
 from podtune.workflow.beginning import finite, shown_console
@@ -25,7 +26,7 @@ def train_model(work: Work) -> None:
             answer(work, weights, step=step, moment="before" if step == 0 else f"step {step}")
 
     def on_event(event: Event) -> None:
-        if event.kind in ("skip", "rollback", "stop"):
+        if event.kind in ("skip", "rollback", "stop", "few steps"):
             work.warnings.append(event.text)
 
     job = Job(
@@ -43,6 +44,12 @@ def train_model(work: Work) -> None:
     )
     work.weights = None  # the loop takes them over
     work.result = train(job, Hooks(on_samples=on_samples, on_event=on_event))
+    if 0 < work.result.steps == work.result.skipped:
+        raise RunFailure(
+            f"None of the {work.result.steps} steps was taken: each had a loss or gradient that is not finite, or "
+            "nothing to train. Nothing was learned, and nothing is exported. Look at the weights of the model, at "
+            "train.learning_rate and at the data (podtune inspect), and start anew with --fresh."
+        )
     work.weights = work.result.weights
     work.output.reach("trained", results=results_record(work))
 
