@@ -58,6 +58,26 @@ def _own_temporary_folders(tmp_path_factory, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
+@pytest.fixture(scope="module")
+def quick_compiling():
+    """For files that compile many small programs: what they compare is compiled alike, in half the time."""
+    import jax
+
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Tests show 8 CPU devices; small runs take the first, as on a laptop."""
+    import jax
+
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_, **__: devices)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Gathers what the workers of a parallel run had and missed."""

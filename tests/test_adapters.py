@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
@@ -14,6 +13,8 @@ from podtune.weights.adapters import adapter_mask, attach, join, merge, split, t
 from podtune.weights.leaves import LoRA, is_weight, linear
 from podtune.weights.param import is_param
 from podtune.weights.tree import map_named, named_leaves
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 LINEAR = [
     *(f"layers.attention.{part}" for part in "qkvo"),

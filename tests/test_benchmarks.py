@@ -7,13 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from support.chat_mix import LONGEST, SHORTEST, write_chats  # noqa: E402
-from support.pairs import Side, paired_ratios  # noqa: E402
-from support.sft_inputs import (  # noqa: E402
+from support.chat_mix import LONGEST, SHORTEST, write_chats
+from support.pairs import Side, paired_ratios
+from support.sft_inputs import (
     TINY,
     adapter_start,
     gradient_difference,
@@ -22,6 +18,7 @@ from support.sft_inputs import (  # noqa: E402
     unstacked_gradients,
 )
 
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py"))
 
 

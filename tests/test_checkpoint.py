@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_cases import Rows, logged, make_job, make_run, quick_compiling, recorded_batches  # noqa: F401
+from train_cases import Rows, logged, make_job, make_run, recorded_batches
 from train_worker import start_worker
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.train.checkpoint import Checkpoints, check_identity, identity
 from podtune.train.loop import train
 from podtune.train.state import Guard, TrainState, with_shardings
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
 def state_of(step: int, size: int = 8) -> TrainState:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.config.schema import LoRA
 from podtune.layers import attention
@@ -17,6 +16,8 @@ from podtune.weights.adapters import attach
 from podtune.weights.leaves import is_weight
 from podtune.weights.param import is_param, map_params
 from podtune.weights.tree import map_named
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 FAMILIES = list(tiny.FAMILY_CONFIGS)
 # Two samples longer than the windows (8), and padding.

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
-from train_cases import Rows, logged, make_job, make_run, quick_compiling  # noqa: F401
+from train_cases import Rows, logged, make_job, make_run
 from train_worker import start_worker
 
 from podtune.config.errors import RunFailure, UserError
@@ -18,6 +18,8 @@ from podtune.parallel.distributed import Processes, start_processes
 from podtune.parallel.mesh import build_mesh
 from podtune.parallel.rendezvous import meet
 from podtune.train.loop import train
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
 def free_port() -> int:

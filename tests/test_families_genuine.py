@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiny_models as tiny
-from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.families import model_from_files
 from podtune.families.loading import load_weights
 from podtune.hub.sources import resolve_model
 from podtune.hub.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 ENGLISH = (
     "The sun rises in the east and sets in the west. Every morning the birds sing in the trees, and the children walk "

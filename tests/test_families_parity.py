@@ -6,13 +6,14 @@ import json
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.config.schema import LoRA
 from podtune.families import FAMILIES, model_from_config
 from podtune.families.loading import load_weights
 from podtune.families.saving import hf_config, hf_tensors
 from podtune.weights.adapters import attach
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 LENGTH = 40  # beyond the original context (16) of every scaled rope, and beyond the windows (8)
 

@@ -115,8 +115,7 @@ def test_top_k_and_top_p_leave_out_what_they_should():
 
     @jax.jit
     def draw(temperature, top_k, top_p):
-        one = lambda key: next_token(logits, key, temperature=temperature, top_k=top_k, top_p=top_p)  # noqa: E731
-        return jax.vmap(one)(keys)
+        return jax.vmap(lambda key: next_token(logits, key, temperature=temperature, top_k=top_k, top_p=top_p))(keys)
 
     def drawn(temperature=1.0, top_k=0, top_p=1.0):
         return set(np.asarray(draw(jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))).tolist())

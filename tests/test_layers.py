@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.layers.feedforward import ACTIVATIONS, describe_feedforward, feedforward
 from podtune.layers.norms import rms_norm
 from podtune.layers.positions import ROPES, Rope, attention_factor, positions_in_segments, rotate, rotation
 from podtune.weights.param import initialise, map_params
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
 def test_rms_norm_scales_rows_to_unit_mean_square():

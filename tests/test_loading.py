@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
@@ -25,6 +24,8 @@ from podtune.weights.adapters import attach
 from podtune.weights.leaves import LoRA
 from podtune.weights.param import is_param
 from podtune.weights.tree import named_leaves
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
 def checkpoint(model, *, dtype=np.float32, seed=0):

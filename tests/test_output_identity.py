@@ -5,14 +5,14 @@ import shutil
 from contextlib import ExitStack
 
 import pytest
-from workflow_cases import _one_device, a_console, a_run, chats, write_jsonl  # noqa: F401
+from workflow_cases import a_console, a_run, chats, write_jsonl
 
 from podtune.config.errors import UserError
 from podtune.workflow.afterwards import evaluate_run, export_run
 from podtune.workflow.output import claimed, open_output
 from podtune.workflow.run import run_workflow
 
-pytestmark = pytest.mark.usefixtures("_one_device")
+pytestmark = pytest.mark.usefixtures("one_device")
 SMALL = {"train": {"steps": 1, "batch_tokens": 64}, "eval": {"samples": 0, "every": None}}
 OLD = ("checkpoints/1/state", "model/vocab.json", "adapter/a", "tensorboard/e", "metrics.jsonl", "samples.jsonl")
 

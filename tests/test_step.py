@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_cases import LORA, as_numpy, make_run, make_steps, poisoned, quick_compiling, tiny_model  # noqa: F401
+from train_cases import LORA, as_numpy, make_run, make_steps, poisoned, tiny_model
 
 from podtune.config.schema import Mesh
 from podtune.parallel.mesh import build_mesh
 from podtune.train.step import NOT_FINITE, NOTHING_TRAINED, SPIKE, TRAINED
 from podtune.weights.tree import named_leaves
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 NO_NOISE = {"steps": 6, "schedule": "constant", "optimizer": "sgd", "clip_norm": None}
 

@@ -22,7 +22,6 @@ from train_cases import (
     make_run,
     one_device_mesh,
     poisoned_steps,
-    quick_compiling,  # noqa: F401
     random_weights,
     recorded_batches,
     tiny_model,
@@ -36,6 +35,8 @@ from podtune.train.checkpoint import Checkpoints
 from podtune.train.job import Hooks
 from podtune.train.loop import train
 from podtune.weights.tree import named_leaves
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 STEADY = {"schedule": {"name": "constant", "warmup": 0}, "steps": 6}
 

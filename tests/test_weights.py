@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiny_models import quick_compiling  # noqa: F401
 
 from podtune.weights.leaves import LoRA, as_array, is_weight, linear, linear_transposed, lookup, parameter_count
 from podtune.weights.param import Param, abstract, initialise, initialise_on, map_params, stack
 from podtune.weights.tree import map_named, named_leaves, static, weight_dataclass
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
 @weight_dataclass

@@ -2,11 +2,12 @@
 
 import json
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 from export_cases import our_logits, some_tokens
-from workflow_cases import _one_device, a_console, a_run, run_file, write_jsonl  # noqa: F401
+from workflow_cases import a_console, a_run, run_file, write_jsonl
 
 from podtune.config.errors import UserError
 from podtune.config.loading import load_run
@@ -14,7 +15,7 @@ from podtune.workflow.afterwards import evaluate_run, export_run
 from podtune.workflow.output import check_usable, differences, open_output
 from podtune.workflow.run import STAGES, run_workflow
 
-pytestmark = pytest.mark.usefixtures("_one_device")
+pytestmark = pytest.mark.usefixtures("one_device")
 TOKENS = some_tokens()
 
 
@@ -62,7 +63,7 @@ def test_transformers_and_peft_load_the_results_with_the_same_logits(finished):
     folder, output, _ = finished
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load = lambda path: AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")  # noqa: E731
+        load = partial(AutoModelForCausalLM.from_pretrained, attn_implementation="eager")
         tokens = torch.as_tensor(TOKENS, dtype=torch.long)
         base = load(folder / "base")
         plain = base(tokens).logits.numpy()

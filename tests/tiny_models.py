@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import Mesh
 
 from podtune.families import Model, model_from_config
@@ -96,15 +95,6 @@ CONFIGS = FAMILY_CONFIGS | VARIANT_CONFIGS
 quick_jit = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiling():
-    """For files whose tests compile many small programs of the package's own: imported, it halves their time."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:

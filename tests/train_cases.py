@@ -114,15 +114,6 @@ def random_weights(description: Any, mesh: jax.sharding.Mesh) -> Any:
     return map_params(one, description)
 
 
-@pytest.fixture(autouse=True)
-def quick_compiling():
-    """For the test files that compile steps: what they compare is compiled alike, in half the time."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def make_job(
     run: Run,
     *,

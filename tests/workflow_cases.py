@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from export_cases import model_folder
 from rich.console import Console
 
@@ -66,12 +65,3 @@ def a_console(*, terminal: bool = False) -> Console:
     import io
 
     return Console(file=io.StringIO(), width=120, force_terminal=terminal, record=True)
-
-
-@pytest.fixture
-def _one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests show 8 CPU devices; small runs take the first, as on a laptop."""
-    import jax
-
-    devices = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_, **__: devices)

@@ -41,7 +41,7 @@ class RecordWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        self._file: BinaryIO = open(self._unfinished, "wb", buffering=1 << 20)  # noqa: SIM115
+        self._file: BinaryIO = open(self._unfinished, "wb", buffering=1 << 20)  # noqa: SIM115  closed by __exit__
         self._offsets = [0]
 
     def write(self, data: bytes) -> None:
@@ -141,6 +141,7 @@ def write_tfrecord(path: Path, records: Iterable[bytes]) -> int:
     """Writes records and their index; returns how many there were."""
     count = 0
     with RecordWriter(path) as writer:
-        for count, data in enumerate(records, 1):  # noqa: B007
+        for data in records:
             writer.write(data)
+            count += 1
     return count
