@@ -70,12 +70,12 @@ def quick_compiling():
 
 
 @pytest.fixture
-def one_device(monkeypatch):
-    """Tests show 8 CPU devices; small runs take the first, as on a laptop."""
-    import jax
+def one_device():
+    """`one_device_shown`, for a whole test."""
+    from workflow_cases import one_device_shown
 
-    devices = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_, **__: devices)
+    with one_device_shown():
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

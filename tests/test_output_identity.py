@@ -5,7 +5,7 @@ import shutil
 from contextlib import ExitStack
 
 import pytest
-from workflow_cases import a_console, a_run, chats, write_jsonl
+from workflow_cases import a_console, a_run, chats, one_device_shown, write_jsonl
 
 from podtune.config.errors import UserError
 from podtune.workflow.afterwards import evaluate_run, export_run
@@ -20,11 +20,7 @@ OLD = ("checkpoints/1/state", "model/vocab.json", "adapter/a", "tensorboard/e", 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of a finished run."""
-    with pytest.MonkeyPatch.context() as patch:
-        import jax
-
-        devices = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda *_, **__: devices)
+    with one_device_shown():
         folder = tmp_path_factory.mktemp("run")
         run_workflow(a_run(folder, **SMALL), a_console())
         return folder

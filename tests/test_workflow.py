@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from export_cases import our_logits, some_tokens
-from workflow_cases import a_console, a_run, run_file, write_jsonl
+from workflow_cases import a_console, a_run, one_device_shown, run_file, write_jsonl
 
 from podtune.config.errors import UserError
 from podtune.config.loading import load_run
@@ -22,11 +22,7 @@ TOKENS = some_tokens()
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """(folder, output, console text) of a run that was made once."""
-    with pytest.MonkeyPatch.context() as patch:
-        import jax
-
-        devices = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda *_, **__: devices)
+    with one_device_shown():
         folder = tmp_path_factory.mktemp("run")
         console = a_console()
         output = run_workflow(a_run(folder), console)

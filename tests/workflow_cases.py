@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from export_cases import model_folder
 from rich.console import Console
 
@@ -58,6 +61,17 @@ def run_file(folder: Path, **changes: Any) -> Path:
 
 def a_run(folder: Path, **changes: Any) -> Run:
     return load_run(run_file(folder, **changes))
+
+
+@contextlib.contextmanager
+def one_device_shown() -> Iterator[None]:
+    """Tests show 8 CPU devices; small runs take the first, as on a laptop."""
+    import jax
+
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_, **__: devices)
+        yield
 
 
 def a_console(*, terminal: bool = False) -> Console:

@@ -108,8 +108,8 @@ class Train(Subject):
     scale_learning_rate_from: Annotated[int | None, Whole(at_least=1)] = None
     """Reference batch in tokens: the rate becomes learning_rate x batch_tokens / this. None: not scaled."""
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Choice()] = "auto"
-    """Arithmetic of the forward and backward pass; auto: bfloat16 on accelerators, float32 on a CPU, where
-    only one with AMX multiplies bfloat16 faster."""
+    """Arithmetic of the forward and backward pass; auto: bfloat16 on accelerators, float32 on a CPU. A CPU with AMX is
+    faster in bfloat16."""
     remat: Annotated[Literal["auto", "none", "dots", "full"], Choice()] = "auto"
     """What is kept for the backward pass: all but attention scores (none), what a matrix product made (dots), or only
     the inputs of layers (full); auto: dots on a CPU, full on accelerators."""

@@ -1,8 +1,9 @@
 """Attention block of queries by block of queries, with a backward pass of its own. Used by `attention`.
 
-Between the passes only the inputs, the output and one number a query are kept; the scores are made again from them
-(Dao et al. 2022), a block at a time. A block holds all query heads that share a kv head, so that every product is one
-wide matmul.
+Between the passes only the inputs, the output and one number a query are kept; the backward pass makes the scores again
+from them (Dao et al. 2022), a block at a time. Where the forward pass is recomputed beside it (`remat: full`), XLA may
+share the scores of the two and hold those of all blocks. A block holds all query heads that share a kv head, so that
+every product is one wide matmul.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from podtune.layers.places import Places, visible
@@ -106,8 +106,7 @@ def _forward(settings: BlockedSettings, q: Array, k: Array, v: Array, seen: _See
 
 
 def _backward(settings: BlockedSettings, kept: Any, gradient: Array) -> tuple[Array | None, ...]:
-    # The barrier keeps the scores of a recomputed forward pass from being shared with these, and held until here.
-    q, k, v, seen, output, logsumexps = lax.optimization_barrier(kept)
+    q, k, v, seen, output, logsumexps = kept
     k_by_head, v_by_head = _by_head(k), _by_head(v)
     by_head, of_output, output = (_by_head(_grouped(x, k)) for x in (q, gradient, output))
     # delta: for each query the sum over keys of weight x gradient, as output x gradient gives it (Dao et al. 2022).
