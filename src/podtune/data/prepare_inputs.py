@@ -18,7 +18,7 @@ from podtune.data.sources import list_files, read_file
 from podtune.hub.tokenizer import Tokenizer
 
 _CHUNK_ROWS = 1024
-_CHUNK_CHARACTERS = 2 << 20
+_CHUNK_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)

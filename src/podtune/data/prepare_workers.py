@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -25,12 +27,14 @@ class Workers(Generic[Shared]):
     """Runs function(shared, *task) for many tasks in `count` processes, of which this one is the first: it works on a
     task whenever the others have enough to do.
 
-    Processes are spawned, not forked: the parent may hold threads of tokenizers or an accelerator.
+    Processes are spawned, not forked: the parent may hold threads of tokenizers or an accelerator. They read `shared`
+    from a file in `folder`: sent through a pipe, it would hold up this process until the other has started.
     """
 
-    def __init__(self, count: int, shared: Shared) -> None:
+    def __init__(self, count: int, shared: Shared, folder: Path) -> None:
         self.count = count
         self.shared = shared
+        self._file = folder / "shared.pickle"
         self._pool: ProcessPoolExecutor | None = None
 
     def run(self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
@@ -56,8 +60,9 @@ class Workers(Generic[Shared]):
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
+            self._file.write_bytes(pickle.dumps(self.shared))
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count - 1, context, _begin_worker, (self.shared,))
+            self._pool = ProcessPoolExecutor(self.count - 1, context, _begin_worker, (self._file,))
         return self._pool
 
     def __enter__(self) -> "Workers[Shared]":
@@ -68,9 +73,9 @@ class Workers(Generic[Shared]):
             self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin_worker(shared: Any) -> None:
+def _begin_worker(shared: Path) -> None:
     global _shared
-    _shared = shared
+    _shared = pickle.loads(shared.read_bytes())
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process per core is threads enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then sends no more tasks
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()

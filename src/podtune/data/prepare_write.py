@@ -14,13 +14,14 @@ from podtune.data.prepared import encode_row, shard_name
 from podtune.data.record_index import index_path, read_index
 from podtune.data.records import RecordWriter
 
-_SHARD_TOKENS = 8 << 20  # about 40 MB of TFRecord
+_SHARD_TOKENS = 2 << 20  # about 10 MB of TFRecord: small enough for all processes to have some to write
 _MOST_SHARDS = 256  # each is an open file while training
 
 
 def shard_rows(rows: int, row_tokens: int) -> tuple[int, ...]:
     """Rows of each shard: as many in every one but the last. Depends on the data alone."""
-    each = max(1, _SHARD_TOKENS // row_tokens, -(-rows // _MOST_SHARDS))
+    shards = min(_MOST_SHARDS, -(-rows * row_tokens // _SHARD_TOKENS))
+    each = max(1, -(-rows // max(1, shards)))
     return tuple(min(each, rows - start) for start in range(0, rows, each))
 
 

@@ -50,6 +50,7 @@ _LLAMA3 = (
 )
 _QWEN = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _APART_AT_SPACES = {_BYTE_LEVEL, _DIGITS_BYTE_LEVEL, _LLAMA3, _QWEN}
+_WHITE = " \n\t\r"  # of a settled text
 _ASCII_TEXT = bytes([*b"\t\n\r", *range(32, 127)])
 # Letters, digits, white space and signs that have been what they are since Unicode 3: Latin, Greek, Cyrillic, kana, Han
 # and Hangul letters; quotes, dashes and other signs; emoji, which are neither letter nor number nor space to anyone.
@@ -179,7 +180,8 @@ class _Words(dict[str, tuple[int, ...]]):
             self._splits if None in ascii_only else [re.compile(cast(str, p)) for p in ascii_only]
         )
         self._letters = _byte_letters()
-        self._units = _Units(self.split) if len(patterns) == 1 and patterns[0] in _APART_AT_SPACES else None
+        apart = len(patterns) == 1 and patterns[0] in _APART_AT_SPACES
+        self._inner, self._outer = (_Inner(self.split), _Outer(self.split)) if apart else (None, None)
         added = {token.content: number for number, token in backend.get_added_tokens_decoder().items()}
         self._added = added
         longest_first = sorted(added, key=len, reverse=True)
@@ -199,7 +201,7 @@ class _Words(dict[str, tuple[int, ...]]):
         return cls(backend, patterns) if patterns and plain and whole and not affixes and one_kind else None
 
     def ids(self, text: str) -> Int32[np.ndarray, "n"]:
-        for cache in (self, self._units):
+        for cache in (self, self._inner, self._outer):
             if cache is not None and len(cache) > MAX_WORDS:
                 cache.clear()
         found: list[bytes] = []
@@ -207,11 +209,24 @@ class _Words(dict[str, tuple[int, ...]]):
         for at, piece in enumerate(pieces):
             if at % 2:
                 found.append(np.int32(self._added[piece]).tobytes())
-            elif self._units is None or _has_spaces_together(piece):
-                found.append(self.split(piece))
-            else:  # a settled text has no \0
-                found += map(self._units.__getitem__, piece.replace(" ", "\0 ").split("\0"))
+            else:
+                found += self._by_units(piece) or [self.split(piece)]
         return np.frombuffer(b"".join(found), np.int32).copy()
+
+    def _by_units(self, text: str) -> list[bytes] | None:
+        """The ids of a text, as int32, in pieces looked up from space to space; None where that is not how it splits."""
+        if self._inner is None or self._outer is None:
+            return None
+        first, *units = text.split(" ")
+        if not units:
+            return [self._outer[text]]
+        last = units.pop()
+        if not last or last[0] in _WHITE or (first and first[-1] in _WHITE):
+            return None
+        try:
+            return [self._outer[first], *map(self._inner.__getitem__, units), self._outer[f" {last}"]]
+        except _SpacesTogether:
+            return None
 
     def split(self, text: str) -> bytes:
         """The ids of a text without control tokens, word by word, as int32."""
@@ -227,14 +242,22 @@ class _Words(dict[str, tuple[int, ...]]):
         return ids
 
 
-def _has_spaces_together(text: str) -> bool:
-    """Whether white space stands beside a space."""
-    others = (white for white in "\n\t\r" if white in text)
-    return "  " in text or any(f" {white}" in text or f"{white} " in text for white in others)
+class _Inner(dict[str, bytes]):
+    """The ids, as int32, of a space and what follows it up to the next, the key."""
+
+    def __init__(self, split: Callable[[str], bytes]) -> None:
+        super().__init__()
+        self._split = split
+
+    def __missing__(self, unit: str) -> bytes:
+        if not unit or unit[0] in _WHITE or unit[-1] in _WHITE:
+            raise _SpacesTogether
+        ids = self[unit] = self._split(f" {unit}")
+        return ids
 
 
-class _Units(dict[str, bytes]):
-    """The ids, as int32, of what stands between two spaces, the first space included."""
+class _Outer(dict[str, bytes]):
+    """The ids, as int32, of what a text begins or ends with: the key."""
 
     def __init__(self, split: Callable[[str], bytes]) -> None:
         super().__init__()
@@ -243,6 +266,10 @@ class _Units(dict[str, bytes]):
     def __missing__(self, unit: str) -> bytes:
         ids = self[unit] = self._split(unit)
         return ids
+
+
+class _SpacesTogether(Exception):
+    """White space stands beside a space."""
 
 
 def ascii_pattern(pattern: str) -> str | None:
