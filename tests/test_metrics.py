@@ -81,12 +81,13 @@ def test_a_token_of_lora_costs_4_and_of_full_fine_tuning_6_times_the_weights_tha
     model = tiny_model(tied=True)
     layer = 16 * 16 * 2 + 2 * 16 * 8 + 3 * 16 * 24  # q and o, k and v, gate, up and down
     full = token_cost(model.describe(), "full")
-    assert (full.weights, full.times_weights) == (2 * layer + 97 * 16, 6)
-    assert token_cost(tiny_model(tied=False).describe(), "full").weights == full.weights
+    assert (full.weights, full.head, full.times_weights) == (2 * layer, 97 * 16, 6)
+    assert token_cost(tiny_model(tied=False).describe(), "full") == full
     lora = token_cost(attach(model.describe(), make_run().method.lora), "lora")
     assert lora.times_weights == 4
     assert full.weights < lora.weights < 1.5 * full.weights  # the adapters count too
-    assert str(full) == f"6 x {full.weights:,} weights"
+    assert str(full) == f"6 x {full.weights:,} weights and, where it bears loss, 6 x {full.head:,}"
+    assert full.flops(10, 4) == 6 * (10 * 2 * layer + 4 * 97 * 16)
 
 
 def test_no_mfu_is_made_up_for_a_cpu():
@@ -105,12 +106,12 @@ def test_pace_counts_neither_the_first_step_nor_pauses():
     import time
 
     time.sleep(0.2)
-    pace.after(1, positions=100.0, waited=0.0, logged=True)
+    pace.after(1, positions=100.0, trained=50.0, waited=0.0, logged=True)
     assert pace.first_step_seconds >= 0.2
     with pace.paused():
         time.sleep(0.5)
     time.sleep(0.1)
-    shown = pace.after(2, positions=100.0, waited=0.0, logged=True)
+    shown = pace.after(2, positions=100.0, trained=50.0, waited=0.0, logged=True)
     assert 300 < shown["tokens_per_second"] <= 1000  # a tenth of a second, and what a busy machine adds
     assert shown["seconds_left"] == pytest.approx(8 * shown["seconds_a_step"])
     assert 0 <= shown["cpu_share"] <= 1

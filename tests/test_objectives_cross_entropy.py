@@ -83,13 +83,34 @@ def test_bfloat16_states_lose_no_more_than_their_own_rounding():
 def test_positions_that_are_not_trained_count_for_nothing():
     states, matrix, targets, weights = inputs()
     changed = states.at[weights == 0].set(100.0)
+    ours = jax.value_and_grad(lambda s: chunked_cross_entropy(s, matrix, targets, weights, chunk_positions=4))
+    loss, gradient = ours(states)
+    loss_changed, gradient_changed = ours(changed)
+    assert loss == loss_changed
+    np.testing.assert_array_equal(gradient, gradient_changed)
+    assert not np.any(np.asarray(gradient)[np.asarray(weights) == 0])
+
+
+@pytest.mark.parametrize("differentiated", [True, False])
+def test_chunks_without_a_trained_position_are_not_computed(differentiated):
+    """Trained positions come first in their row, wherever they stand: with six of them in chunks of four, what the
+    other chunks hold is never multiplied, or NaN would come of it."""
+    states, matrix, targets, _ = inputs(rows=2, seq=16)
+    trained = np.zeros((2, 16), np.float32)
+    trained[0, [1, 4, 5, 9, 14, 15]] = trained[1, [0, 15]] = 1
+    weights = jnp.asarray(trained)
+    passed_over = np.argsort(trained == 0, axis=1, kind="stable")[:, 8:]
+    poisoned = states.at[np.arange(2)[:, None], passed_over].set(jnp.nan)
 
     def ours(s):
         return chunked_cross_entropy(s, matrix, targets, weights, chunk_positions=4)
 
-    loss, gradient = jax.value_and_grad(ours)(states)
-    assert loss == ours(changed)
-    assert not np.any(np.asarray(gradient)[np.asarray(weights) == 0])
+    wanted, gradient = jax.value_and_grad(ours)(states)
+    np.testing.assert_allclose(wanted, plain(states, matrix, targets, weights), rtol=1e-6)
+    got, got_gradient = jax.value_and_grad(ours)(poisoned) if differentiated else (ours(poisoned), gradient)
+    assert np.isfinite(got)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    np.testing.assert_allclose(got_gradient, gradient, rtol=1e-6)
 
 
 def test_nothing_trained_gives_zero_and_no_nan():

@@ -214,7 +214,7 @@ class _Words(dict[str, tuple[int, ...]]):
         return np.frombuffer(b"".join(found), np.int32).copy()
 
     def _by_units(self, text: str) -> list[bytes] | None:
-        """The ids of a text, as int32, in pieces looked up from space to space; None where that is not how it splits."""
+        """The ids of a text, as int32, looked up from space to space; None where that is not how it splits."""
         if self._inner is None or self._outer is None:
             return None
         first, *units = text.split(" ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,28 +33,30 @@ class TokenCost:
     """FLOPs of the forward and backward pass of one token, without recomputation and without attention's scores.
 
     times_weights: 6 for full fine-tuning (2 forward, 4 backward); 4 for LoRA, which needs no gradient of the frozen
-    weights. weights: those that multiply every token, so without the embedding's lookup.
+    weights. weights: those that multiply every token, so without the embedding's lookup. head: those of the
+    unembedding, which multiply the tokens that bear loss.
     """
 
     weights: int
+    head: int
     times_weights: int
 
-    @property
-    def flops(self) -> float:
-        return float(self.weights) * self.times_weights
+    def flops(self, positions: float, trained: float) -> float:
+        """Of so many tokens, of which so many bear loss."""
+        return self.times_weights * (self.weights * positions + self.head * trained)
 
     def __str__(self) -> str:
-        return f"{self.times_weights} x {self.weights:,} weights"
+        times = self.times_weights
+        return f"{times} x {self.weights:,} weights and, where it bears loss, {times} x {self.head:,}"
 
 
 def token_cost(description: Any, method: str) -> TokenCost:
     """From the model's own description: every linear weight and the head, tied or not."""
     params: Mapping[str, Param] = named_leaves(description, is_leaf=is_param)
-    multiplied = sum(param.size for param in params.values() if param.kind in ("linear", "head"))
-    tied = not any(param.kind == "head" for param in params.values())
-    if tied:
-        multiplied += sum(param.size for param in params.values() if param.kind == "lookup")
-    return TokenCost(multiplied, 6 if method == "full" else 4)
+    sizes = Counter[str]()
+    for param in params.values():
+        sizes[param.kind] += param.size
+    return TokenCost(sizes["linear"], sizes["head"] or sizes["lookup"], 6 if method == "full" else 4)
 
 
 def peak_flops(device: Any) -> float:

@@ -186,7 +186,7 @@ class _Training:
             "start",
             first,
             f"{self.settings.optimizer.name}, {self.settings.schedule.name} schedule, peak learning rate {rate:.3g}, "
-            f"{self.program.settings.language.compute_dtype} arithmetic, {self.pace.cost} FLOP a token.",
+            f"{self.program.settings.language.compute_dtype} arithmetic, FLOP a token: {self.pace.cost}.",
         )
         if first == 0 and self.settings.steps is None and (advice := self.geometry.advice):
             self._say("few steps", first, advice)
@@ -260,7 +260,9 @@ class _Training:
             "tokens": int(values["tokens"]),
             "epoch": round(done * self.geometry.batch_rows / self.job.train_split.rows, 4),
             "skipped": self.skipped,
-            **self.pace.after(done, positions=values["positions"], waited=feed.waited, logged=logged),
+            **self.pace.after(
+                done, positions=values["positions"], trained=values["tokens"], waited=feed.waited, logged=logged
+            ),
         }
         if outcome != TRAINED:
             self._say(

@@ -26,15 +26,16 @@ class Pace:
         self._peak = peak_flops(mesh.devices.flat[0]) * mesh.size
         self._watch = Stopwatch()
         self._started = time.perf_counter()
-        self._positions = 0.0
+        self._positions = self._trained = 0.0
         self._steps = 0
         self._waited = 0.0
         self._last: dict[str, Any] = {"tokens_per_second": math.nan, "data_wait": 0.0, "seconds_a_step": math.nan}
 
-    def after(self, done: int, *, positions: float, waited: float, logged: bool) -> dict[str, Any]:
-        """To be called when a step's numbers are there. positions: tokens in it that are no padding; waited: seconds
-        waited for data since the feed began."""
+    def after(self, done: int, *, positions: float, trained: float, waited: float, logged: bool) -> dict[str, Any]:
+        """To be called when a step's numbers are there. positions: tokens in it that are no padding; trained: those
+        that bear loss; waited: seconds waited for data since the feed began."""
         self._positions += positions
+        self._trained += trained
         self._steps += 1
         first = math.isnan(self.first_step_seconds)
         if first:
@@ -50,8 +51,8 @@ class Pace:
             if math.isnan(self._peak):
                 self._last["cpu_share"] = cpu_share
             else:
-                self._last["mfu"] = rate * self.cost.flops / self._peak
-            self._positions, self._steps, self._waited = 0.0, 0, waited
+                self._last["mfu"] = self.cost.flops(self._positions, self._trained) / seconds / self._peak
+            self._positions, self._trained, self._steps, self._waited = 0.0, 0.0, 0, waited
         left = self._geometry.total_steps - done
         return {**self._last, "seconds_left": left * self._last["seconds_a_step"]}
 
