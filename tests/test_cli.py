@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from export_cases import model_folder
+from export_cases import TEMPLATE, model_folder
 
 from podtune.cli import main as cli
 from podtune.config.errors import Interrupted, RunFailure, UserError
@@ -90,7 +90,7 @@ def test_check_reports_faults_of_the_data_model_and_output_together(run_file):
     assert "train.jsonl:2: " in done.stderr
     assert "./nowhere" in done.stderr
     assert "output: taken is a file" in done.stderr
-    assert "run.yaml has 3 faults" in done.stderr
+    assert "run.yaml with what it names has 3 faults" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -102,6 +102,59 @@ def test_check_tells_a_missing_an_empty_and_a_broken_source(run_file, data):
     assert done.returncode == 2
     assert data in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_check_goes_on_behind_a_broken_line(run_file):
+    (run_file.parent / "train.jsonl").write_text('{"messages": [\n' + CHAT + "[]\n" + CHAT + '{"messages": []}\n')
+    done = podtune("check", "run.yaml", folder=run_file.parent)
+    assert done.returncode == 2
+    assert [line.split(":")[1] for line in done.stderr.splitlines() if line.startswith("train.jsonl:")] == [
+        "1",
+        "3",
+        "5",
+    ]
+    assert "5 training rows" in done.stdout
+    assert "3 with faults" in done.stdout
+
+
+LONG_CHAT = CHAT.replace('"b"', '"a long answer"')
+UNKNOWN_ROLE = '{"messages": [{"role": "oracle", "content": "q"}, {"role": "assistant", "content": "a"}]}'
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said"),
+    [
+        ('{"messages": [{"role": "user", "content": "q"}]}', (), "train.jsonl:1: nothing to train"),
+        (UNKNOWN_ROLE, ("model.chat_template=roles.jinja",), "the chat template refuses this conversation: no oracle"),
+        (LONG_CHAT, ("data.max_length=8",), "none of 1 row is left for the train split (1 row dropped: longer than"),
+        (CHAT, ("method.lora.targets=[nowhere]",), "nowhere"),
+        (CHAT, ("data.max_length=100000",), "data.max_length=100,000 is more than the model's context"),
+        (CHAT, ("output=occupied",), "output: occupied already holds something else"),
+    ],
+)
+def test_check_finds_what_the_run_would_refuse_behind_the_form_of_the_rows(run_file, rows, settings, said):
+    folder = run_file.parent
+    model_folder("llama", folder / "model")
+    refusal = "{%- if m.role == 'oracle' %}{{ raise_exception('no oracle') }}{% endif -%}"
+    loop = "{% for m in messages %}"
+    (folder / "roles.jinja").write_text(TEMPLATE.replace(loop, loop + refusal))
+    (folder / "occupied").mkdir()
+    (folder / "occupied" / "thesis.tex").write_text("")
+    (folder / "train.jsonl").write_text(rows + "\n")
+    done = podtune("check", "run.yaml", "model=./model", f"data.cache={folder}/cache", *settings, folder=folder)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_leaves_the_data_prepared_and_no_output(run_file):
+    folder = run_file.parent
+    model_folder("llama", folder / "model")
+    done = podtune("check", "run.yaml", "model=./model", f"data.cache={folder}/cache", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "examples" in done.stdout
+    assert list((folder / "cache").glob("*/train-*.tfrecord"))
+    assert not (folder / "out").exists()
 
 
 def test_schema_prints_json_and_a_closed_pipe_is_no_error():
@@ -189,7 +242,7 @@ def test_check_opens_what_a_run_would_open_of_a_model(run_file):
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     done = podtune("check", "run.yaml", "model=./model", folder=run_file.parent)
     assert done.returncode == 2
-    assert "error: run.yaml has 1 fault" in done.stderr
+    assert "error: run.yaml with what it names has 1 fault" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -33,7 +33,7 @@ from podtune.data.prepare_select import Examples, select
 from podtune.data.prepare_workers import Workers
 from podtune.data.prepare_write import forget_chunks, shard_rows, write_plan, write_shard
 from podtune.data.prepared import HELD_OUT, HeldOut, Prepared, PreparedSplit, open_prepared, write_manifest
-from podtune.data.rows import Record
+from podtune.data.rows import Record, Refused
 from podtune.hub.tokenizer import Tokenizer
 
 __all__ = ["HeldOut", "PrepareReport", "Prepared", "PreparedSplit", "default_cache", "prepare"]
@@ -134,7 +134,7 @@ def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
 
 
 def _encode(
-    job: Job, sources: Sequence[Iterator[Record]], workers: Workers[WorkSettings], show: PrepareProgress
+    job: Job, sources: Sequence[Iterator[Record | Refused]], workers: Workers[WorkSettings], show: PrepareProgress
 ) -> list[Chunk]:
     """All chunks, in the order of the data. Those that are there are kept.
 
@@ -144,7 +144,7 @@ def _encode(
     fault_seen: float | None = None
     read_all = True
 
-    def tasks() -> Iterator[tuple[int, int, Sequence[Record]]]:
+    def tasks() -> Iterator[tuple[int, int, Sequence[Record | Refused]]]:
         nonlocal count, read_all
         for source, records in enumerate(sources):
             for chunk in chunked(records):

@@ -89,7 +89,7 @@ def chunk_path(chunks: Path, number: int) -> Path:
     return chunks / f"chunk-{number:06d}.tokens"
 
 
-def encode_chunk(settings: WorkSettings, number: int, source: int, records: Sequence[Record]) -> ChunkSummary:
+def encode_chunk(settings: WorkSettings, number: int, source: int, records: Sequence[Record | Refused]) -> ChunkSummary:
     """Encodes records and writes the chunk; its summary says what became of them."""
     summary = ChunkSummary(source)
     gathered = _Gathered()

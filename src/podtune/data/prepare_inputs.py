@@ -12,7 +12,7 @@ from podtune.config.errors import UserError
 from podtune.config.rows import Data, Source, TrainOn
 from podtune.data.chat import Prompt, encode_rows, prompt_of
 from podtune.data.open_files import DataFile, content_digest
-from podtune.data.rows import Example, Record, Refused, Row, Tokens, place
+from podtune.data.rows import Example, Record, Refused, Row, Tokens
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, sniff_shape, to_row
 from podtune.data.sources import list_files, read_file
 from podtune.hub.tokenizer import Tokenizer
@@ -58,11 +58,19 @@ class Input:
     def _columns(self) -> dict[str, str]:
         return cast(dict[str, str], self.source.columns or self.data.columns)
 
-    def read(self) -> tuple[RowShape | None, Iterator[Record]]:
-        """The shape of the records, and the records; no shape when there are none. Raises UserError."""
+    def read(self) -> tuple[RowShape | None, Iterator[Record | Refused]]:
+        """The shape of the records, and the records with the lines that are none; no shape when there are none. Raises
+        UserError."""
         records = chain.from_iterable(map(read_file, self.files))
         first = list(islice(records, SNIFFED_RECORDS))
-        shape = sniff_shape(first, shape=self._shape, columns=self._columns) if first else None
+        sound = [record for record in first if isinstance(record, Record)]
+        broken = [str(line) for line in first if isinstance(line, Refused)]
+        if broken and not sound:
+            raise UserError(broken[0])
+        try:
+            shape = sniff_shape(sound, shape=self._shape, columns=self._columns) if sound else None
+        except UserError as error:
+            raise UserError("\n".join([*broken, str(error)])) from error
         return shape, chain(first, records)
 
 
@@ -74,16 +82,18 @@ class Encoder:
     train_on: TrainOn
     shape: RowShape
 
-    def encode(self, records: Sequence[Record]) -> list[tuple[Row | None, Example | Refused]]:
+    def encode(self, records: Sequence[Record | Refused]) -> list[tuple[Row | None, Example | Refused]]:
         """What each record becomes, and the row on the way if it got that far. A packed record becomes several."""
         chat = self.tokenizer.chat_template is not None
         read: list[Row | Refused] = []
         for record in records:
+            if isinstance(record, Refused):
+                read.append(record)
+                continue
             try:
                 row = to_row(record, self.shape, chat=chat)
             except UserError as error:
-                reason = str(error).removeprefix(place(record.origin, record.number) + ": ")
-                read.append(Refused("invalid", reason, record.origin, record.number))
+                read.append(Refused.by(error, record.origin, record.number))
             else:
                 read += _unpacked(row, record.value.get(self.shape.columns.get("segments", "")))
         rows = [row for row in read if isinstance(row, Row)]
@@ -113,13 +123,13 @@ def open_input(data: Data, source: Source) -> Input:
     return Input(source, data, list_files(source))
 
 
-def chunked(records: Iterator[Record]) -> Iterator[list[Record]]:
+def chunked(records: Iterator[Record | Refused]) -> Iterator[list[Record | Refused]]:
     """Runs of records, neither too many nor too long together."""
-    chunk: list[Record] = []
+    chunk: list[Record | Refused] = []
     characters = 0
     for record in records:
         chunk.append(record)
-        characters += characters_in(record.value)
+        characters += characters_in(record.value) if isinstance(record, Record) else 0
         if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from podtune.config.errors import UserError
 from podtune.data.open_files import MAX_RECORD_BYTES, ByteStream, DataFile, lines_of, open_data, without_byte_order_mark
-from podtune.data.rows import Record
+from podtune.data.rows import Record, Refused
 
 _CHUNK_BYTES = 1 << 20
 _WHOLE_BYTES = 16 << 20  # a JSON document no larger than this may be looked at as a whole
@@ -44,12 +44,15 @@ _KINDS: dict[type, str] = {
 }
 
 
-def read_jsonl(file: DataFile) -> Iterator[Record]:
-    """One object per line; blank lines are passed over."""
+def read_jsonl(file: DataFile) -> Iterator[Record | Refused]:
+    """One object per line; blank lines are passed over. A broken line does not hide those behind it."""
     with open_data(file) as stream:
         for number, line in lines_of(stream, file.origin):
             if line and not line.isspace():
-                yield Record(file.origin, number, _parse_line(line, file.origin, number))
+                try:
+                    yield Record(file.origin, number, _parse_line(line, file.origin, number))
+                except UserError as error:
+                    yield Refused.by(error, file.origin, number)
 
 
 def read_json(file: DataFile) -> Iterator[Record]:

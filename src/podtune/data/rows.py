@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from podtune.config.errors import UserError
+
 # A line number is a place one can jump to in these; elsewhere records are counted.
 _LINE_FORMATS = re.compile(r"\.(jsonl|ndjson|csv|tsv|txt|text|md)(\.gz|\.zst)?$", re.IGNORECASE)
 
@@ -116,6 +118,11 @@ class Refused:
     reason: str
     origin: str
     number: int
+
+    @classmethod
+    def by(cls, error: UserError, origin: str, number: int) -> "Refused":
+        """Of a record or line that this error speaks of."""
+        return cls("invalid", str(error).removeprefix(f"{place(origin, number)}: "), origin, number)
 
     def __str__(self) -> str:
         return f"{place(self.origin, self.number)}: {self.reason}"

@@ -1,6 +1,7 @@
 """Where rows come from: a source of the run file -> its files -> records, streamed. Used by prepare and init."""
 
 import glob
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +14,10 @@ from podtune.data.open_files import DataFile, file_system, split_compression
 from podtune.data.read_json import read_json, read_jsonl
 from podtune.data.read_tables import read_csv, read_parquet, read_tsv
 from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
-from podtune.data.rows import Record
+from podtune.data.rows import Record, Refused
 from podtune.hub.remote import content_identity
 
-Reader = Callable[[DataFile], Iterator[Record]]
+Reader = Callable[[DataFile], Iterator[Record | Refused]]
 
 FORMATS: Mapping[str, Reader] = {
     "jsonl": read_jsonl,
@@ -58,15 +59,19 @@ def list_files(source: Source) -> tuple[DataFile, ...]:
     return files if source.documents == "file" else _divided(source, files)
 
 
-def read_file(file: DataFile) -> Iterator[Record]:
-    """The records of one file, streamed. Raises UserError naming the file, the line or record, and the column."""
+def read_file(file: DataFile) -> Iterator[Record | Refused]:
+    """The records of one file, streamed, and the lines that are none. Raises UserError where reading cannot go on,
+    naming the file, the line or record, and the column."""
     return FORMATS[file.format](file)
 
 
 def read_records(source: Source) -> Iterator[Record]:
-    """The records of all files of a source, in the order of list_files."""
+    """The records of all files of a source, in the order of list_files. Raises UserError at the first broken line."""
     for file in list_files(source):
-        yield from read_file(file)
+        for record in read_file(file):
+            if isinstance(record, Refused):
+                raise UserError(str(record))
+            yield record
 
 
 def format_of(name: str) -> tuple[str, str] | None:
@@ -97,11 +102,20 @@ def _local_files(path: str) -> tuple[DataFile, ...]:
     if here.exists():
         return (_local(str(here)),)
     if _GLOB.search(path):
-        names = sorted(name for name in glob.glob(str(here), recursive=True) if Path(name).is_file())
+        names = _once(sorted(name for name in glob.glob(str(here), recursive=True) if Path(name).is_file()))
         if not names:
             raise UserError(f"{path}: the pattern matches no file (looked from {Path.cwd()}).")
         return tuple(_local(name) for name in names)
     raise UserError(f"{path}: there is no such file or folder{_nearest(here)}.")
+
+
+def _once(names: Sequence[str]) -> list[str]:
+    """Without the same file in the same folder by another way, as a link to a folder above makes many of."""
+    seen: dict[tuple[str, str], str] = {}
+    for name in names:
+        folder, last = os.path.split(name)
+        seen.setdefault((os.path.realpath(folder), last), name)
+    return list(seen.values())
 
 
 def _local(name: str) -> DataFile:

@@ -18,8 +18,9 @@ DEFAULT_ROW_TOKENS = 2048
 _CLOSE = 0.9
 
 
-def open_model(work: Work) -> None:
-    """Configuration, tokenizer and the list of weights: all that data and planning need of the model."""
+def open_model(work: Work, *, offline: bool = False) -> None:
+    """Configuration, tokenizer and the list of weights: all that data and planning need of the model. offline: fetch
+    nothing."""
     from podtune.data.templates import require_readable
     from podtune.families import model_from_files
     from podtune.families.loading import plan_loading
@@ -28,7 +29,7 @@ def open_model(work: Work) -> None:
 
     settings = work.run.model
     cache = Path(settings.cache) if settings.cache else None
-    work.files = resolve_model(settings.source, cache=cache, progress=work.say)
+    work.files = resolve_model(settings.source, cache=cache, progress=work.say, offline=offline)
     work.model = model_from_files(work.files)
     plan_loading(work.model, work.files.tensors())  # what is missing or broken shows before the data is prepared
     work.tokenizer = load_tokenizer(work.files, _template(settings.chat_template))

@@ -1,0 +1,162 @@
+"""All that a run would refuse and that can be told without fetching anything: what `podtune check` looks at.
+
+Each part yields its faults and goes on, so that one does not hide the others. The model is opened, and the data
+prepared, as the run does it: what passes here passes there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+
+from podtune.config.errors import PodtuneError, UserError
+from podtune.config.rows import Data, Source
+from podtune.config.schema import Run
+from podtune.hub.remote import is_remote
+from podtune.workflow.output import OutputFolder, check_usable
+from podtune.workflow.work import Work
+
+SHOWN_FAULTS = 10
+"""Faults of one source that are told one by one; the others are counted."""
+
+
+def faults_of(run: Run, console: Console, *, rows: int | None = None) -> Iterator[str]:
+    """The faults of a run's model, data and output; what was found is said on the console.
+
+    rows: look at so many rows of each source, and prepare nothing.
+    """
+    work = Work(run, console, OutputFolder(Path(run.output.path), writes=False))
+    opened = False
+    if _lies_here(run.model.source):
+        faults = list(_model_faults(work))
+        yield from faults
+        opened = not faults
+    else:
+        yield from _address_faults(work)
+    faults = list(_data_faults(work, rows))
+    yield from faults
+    if opened and not faults and rows is None and not _remote_sources(run.data):
+        yield from _row_faults(work)
+    elif not faults:
+        work.say("data: whether rows can be tokenised and have something to train on was not looked at")
+    yield from _output_faults(work)
+
+
+def _lies_here(source: str) -> bool:
+    return "://" not in source and (
+        os.path.exists(os.path.expanduser(source)) or source.startswith((".", "/", "~")) or source.endswith(".gguf")
+    )
+
+
+def _address_faults(work: Work) -> Iterator[str]:
+    """Of a model that is fetched when the run starts, and of the template it is to have."""
+    from podtune.hub.download import parse_hub_id
+
+    source, template = work.run.model.source, work.run.model.chat_template
+    if "://" not in source and parse_hub_id(source) is None:
+        yield f"model: {source} is neither a file or folder here nor a Hub id (owner/name, optionally @revision)"
+    else:
+        work.say(f"model: {source} is fetched when the run starts; it was not looked at")
+    if template is not None and not Path(template).expanduser().is_file():
+        yield f"model.chat_template: there is no file {template}"
+
+
+def _model_faults(work: Work) -> Iterator[str]:
+    """Of a model on this machine: its files, tokenizer and template, and what the run asks of them."""
+    from podtune.weights.adapters import attach
+    from podtune.workflow import beginning, training
+
+    try:
+        beginning.open_model(work, offline=True)
+    except (PodtuneError, OSError) as error:
+        yield str(error) if str(error).startswith("model") else f"model: {error}"
+        return
+    try:
+        beginning.row_tokens(work)
+    except UserError as error:
+        yield str(error)
+    try:
+        if (lora := work.run.method.lora) is not None:
+            attach(work.model.describe(), lora, aliases=work.model.aliases())
+    except UserError as error:
+        yield str(error)
+    try:
+        training.check_prompts(work)
+    except UserError as error:
+        yield str(error)
+
+
+def _remote_sources(data: Data) -> bool:
+    validation = data.validation if isinstance(data.validation, tuple) else ()
+    return any("://" in source.path for source in (*data.train, *validation))
+
+
+def _data_faults(work: Work, rows: int | None) -> Iterator[str]:
+    """Of the form of the rows that lie on this machine."""
+    data = work.run.data
+    validation = data.validation if isinstance(data.validation, tuple) else ()
+    for use, sources in (("training", data.train), ("validation", validation)):
+        for source in sources:
+            if "://" in source.path:
+                work.say(f"data: {source.path} is fetched when the run starts; it was not looked at")
+            else:
+                yield from _source_faults(data, source, use, rows, work.say)
+
+
+def _source_faults(
+    data: Data, source: Source, use: str, limit: int | None, say: Callable[[str], None]
+) -> Iterator[str]:
+    from podtune.data.prepare_inputs import open_input
+    from podtune.data.rows import Refused
+    from podtune.data.shapes import to_row
+
+    read = told = 0
+    try:
+        shape, records = open_input(data, source).read()
+        if shape is None:
+            yield f"data: {source.path} holds no rows"
+            return
+        for record in islice(records, limit):
+            read += 1
+            fault = str(record) if isinstance(record, Refused) else ""
+            try:
+                if not isinstance(record, Refused):
+                    to_row(record, shape, chat=True)
+            except PodtuneError as error:
+                fault = str(error)
+            if fault:
+                told += 1
+                if told <= SHOWN_FAULTS:
+                    yield fault
+    except PodtuneError as error:
+        yield from str(error).splitlines()
+        return
+    if told > SHOWN_FAULTS:
+        yield f"{source.path}: and {told - SHOWN_FAULTS:,} more rows with faults"
+    row = "row" if read == 1 else "rows"
+    say(f"data: {source.path}: {read:,} {use} {row}, {shape.describe()}, {told:,} with faults")
+
+
+def _row_faults(work: Work) -> Iterator[str]:
+    """Of rows that have the right form: prepared as for the run, which then finds them so."""
+    from podtune.workflow.beginning import prepare_data
+
+    try:
+        prepare_data(work)
+    except PodtuneError as error:
+        yield from str(error).splitlines()
+
+
+def _output_faults(work: Work) -> Iterator[str]:
+    output = work.run.output.path
+    if is_remote(output):
+        work.say(f"output: {output} was not looked at")
+        return
+    try:
+        check_usable(work.run)
+    except PodtuneError as error:
+        yield from str(error).splitlines()
