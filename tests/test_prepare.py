@@ -53,6 +53,33 @@ def test_without_packing_each_example_has_a_row_no_longer_than_needed(tmp_path: 
     assert prepared.train.row_tokens - 64 < prepared.report.longest <= prepared.train.row_tokens
 
 
+def test_a_small_data_set_makes_about_a_hundred_rows_unless_a_length_is_asked_for(tmp_path: Path) -> None:
+    data = {"train": str(write_rows(tmp_path / "a.jsonl", chats(700))), "validation": "none"}
+    prepared = prepare_chats(tmp_path, data, max_length=4096)
+    assert 90 <= prepared.train.rows <= 110
+    assert prepared.train.row_tokens >= prepared.report.longest
+    asked = prepare_chats(tmp_path, data | {"max_length": 4096}, max_length=4096)
+    assert asked.train.row_tokens == 4096
+    assert asked.fingerprint != prepared.fingerprint
+    few = prepare_chats(tmp_path, data | {"train": str(write_rows(tmp_path / "b.jsonl", chats(30)))}, max_length=4096)
+    assert few.train.row_tokens - 64 < few.report.longest <= few.train.row_tokens
+
+
+def test_every_broken_line_of_jsonl_is_told_with_the_rows_that_cannot_be_trained_on(tmp_path: Path) -> None:
+    lines = [json.dumps(row) for row in chats(6)]
+    lines[1:1] = ["{'messages': []}"]
+    lines[4:4] = ["not JSON"]
+    lines.append(json.dumps({"messages": [{"role": "user", "content": "only asked"}]}))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError) as caught:
+        prepare_chats(tmp_path, tmp_path / "a.jsonl")
+    told = str(caught.value)
+    assert told.startswith("3 rows of 9 read cannot be trained on.")
+    assert f"{tmp_path}/a.jsonl:2: not valid JSON in column 2: single quotes are not JSON" in told
+    assert f"{tmp_path}/a.jsonl:5: not valid JSON in column 1" in told
+    assert f"{tmp_path}/a.jsonl:9: nothing to train" in told
+
+
 def test_the_second_time_nothing_is_done_and_that_is_said(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", chats(200))
     first = prepare_chats(tmp_path, path)

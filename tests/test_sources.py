@@ -159,6 +159,16 @@ def test_globs_and_folders_give_their_files_in_the_order_of_their_names(tmp_path
     assert [row["text"] for row in read(tmp_path / "**/c.jsonl")] == ["sub/c.jsonl"]
 
 
+def test_a_link_to_a_folder_above_gives_no_file_twice(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.jsonl", "sub/b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}))
+    (tmp_path / "sub" / "up").symlink_to(tmp_path)
+    (tmp_path / "c.jsonl").symlink_to(tmp_path / "a.jsonl")  # asked for by its own name
+    assert [row["text"] for row in read(tmp_path / "**/*.jsonl")] == ["a.jsonl", "a.jsonl", "sub/b.jsonl"]
+    assert [row["text"] for row in read(tmp_path)] == ["a.jsonl", "a.jsonl", "sub/b.jsonl"]
+
+
 def test_shards_as_tensorflow_names_them_are_tfrecords(tmp_path: Path):
     write_tfrecords(tmp_path / "train.tfrecord-00000-of-00001")
     assert read(tmp_path) == ROWS

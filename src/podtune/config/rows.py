@@ -114,7 +114,8 @@ class Data(Subject):
     too_long: Annotated[Literal["drop", "truncate", "refuse"], Choice()] = "drop"
     """What becomes of a row longer than max_length. Whatever it is, the rows are counted and said."""
     max_length: Annotated[int | None, Whole(at_least=8)] = None
-    """Tokens in a row; none: 2048, or the model's context where that is less."""
+    """Tokens in a row; none: 2048, or the model's context where that is less, and no longer than gives a small data set
+    about 100 rows."""
     packing: Bool = True
     """Several examples share a row, isolated from one another."""
     deduplicate: Bool = False

@@ -40,6 +40,7 @@ __all__ = ["HeldOut", "PrepareReport", "Prepared", "PreparedSplit", "default_cac
 
 _READ_ON_SECONDS = 20.0  # after a first fault: to name more of them, not to tokenise the rest in vain
 _ROUND_TO = 64  # rows of small data sets are no longer than they need be, but for this
+_WANTED_ROWS = 100  # of data that could be packed into fewer, where max_length is left to us: they make the steps
 
 
 def prepare(
@@ -211,9 +212,11 @@ def _write(
 
 
 def _row_tokens(job: Job, train: Examples, validation: Examples) -> int:
-    """max_length, or less where nothing needs a row as long as that."""
+    """max_length, or less where nothing needs a row as long as that, or where it was not asked for and would put a
+    small data set into a handful of rows."""
     longest = max(int(train.length.max(initial=1)), int(validation.length.max(initial=1)))
-    needed = max(longest, int(train.length.sum(dtype=np.int64))) if job.data.packing else longest
+    tokens = int(train.length.sum(dtype=np.int64)) if job.data.packing else 0
+    needed = max(longest, tokens if job.data.max_length is not None else -(-tokens // _WANTED_ROWS))
     return min(job.max_length, -(-needed // _ROUND_TO) * _ROUND_TO)
 
 
