@@ -36,11 +36,17 @@ def a_model_like_it(base, folder):
 def test_fresh_leaves_nothing_of_the_old_run(tmp_path):
     run = a_run(tmp_path)
     with claimed(run) as output:
+        output.take(run)
         output.reach("finished", results={"steps": 4})
         for name in (*OLD, "report.html", "README.md", "notes.txt"):
             (output.path / name).parent.mkdir(parents=True, exist_ok=True)
             (output.path / name).write_text("old")
     with claimed(run, fresh=True) as output:
+        assert {path.name for path in output.path.iterdir()} > {
+            "report.html",
+            "model",
+        }  # until all is known to be right
+        output.take(run)
         names = {path.name for path in output.path.iterdir()}
         assert names == {"run.json", "run.yaml", ".lock", "notes.txt"}
         assert json.loads((output.path / "run.json").read_text()) == {"state": "started"}
@@ -49,6 +55,7 @@ def test_fresh_leaves_nothing_of_the_old_run(tmp_path):
 def test_a_removal_that_was_killed_is_done_again_by_the_next_run(tmp_path, monkeypatch):
     run = a_run(tmp_path)
     with claimed(run) as output:
+        output.take(run)
         output.reach("finished")
         output.checkpoints.mkdir()
         output.model.mkdir()
@@ -59,8 +66,9 @@ def test_a_removal_that_was_killed_is_done_again_by_the_next_run(tmp_path, monke
     with monkeypatch.context() as patch, ExitStack() as stack:
         patch.setattr("podtune.workflow.output.shutil.rmtree", dies)
         with pytest.raises(KeyboardInterrupt):
-            stack.enter_context(claimed(run, fresh=True))
+            stack.enter_context(claimed(run, fresh=True)).take(run)
     with claimed(run) as output:
+        output.take(run)
         assert output.state == "started"
         assert not output.checkpoints.exists()
         assert not output.model.exists()
@@ -133,3 +141,37 @@ def test_runs_in_an_object_store_are_not_taken_for_untrained_ones(tmp_path):
             command("gs://b/r")
     with pytest.raises(UserError, match=r"s3://b/r.*aws s3 cp --recursive"):
         evaluate_run(a_run(tmp_path, output="s3://b/r"), a_console())
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_that_is_refused_at_its_beginning_leaves_no_trace(there, tmp_path):
+    run = a_run(tmp_path, **SMALL)
+    if there:
+        (tmp_path / "out").mkdir()
+    write_jsonl(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "only asked"}]}])
+    with pytest.raises(UserError, match="nothing to train"):
+        run_workflow(run, a_console())
+    assert [path.name for path in tmp_path.glob("out/*") if path.name != ".lock"] == []
+    assert (tmp_path / "out").exists() is there
+
+
+def test_a_folder_in_which_nothing_was_trained_yet_is_free_for_the_next_run(tmp_path):
+    first, other = a_run(tmp_path), a_run(tmp_path, method={"lora": {"rank": 8}})
+    with claimed(first) as output:
+        output.take(first)
+    with claimed(other) as output:
+        output.take(other)
+        (output.checkpoints / "3").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"method\.lora\.rank: 8 -> 4"), claimed(first):
+        pass
+
+
+def test_fresh_loses_nothing_to_a_run_that_is_refused(trained, tmp_path):
+    run = a_run(tmp_path, **SMALL)
+    shutil.copytree(trained / "out", tmp_path / "out")
+    before = {path.name for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "chats.jsonl").write_text("not JSON\n")
+    with pytest.raises(UserError, match="not valid JSON"):
+        run_workflow(run, a_console(), fresh=True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == before
+    assert open_output(tmp_path / "out").state == "finished"

@@ -39,6 +39,7 @@ def test_what_is_written_is_copied_with_the_record_last_and_gone_on_with_elsewhe
         type(store), "put_file", lambda self, a, b, **k: (order.append(Path(a).name), put(self, a, b, **k))
     )
     with claimed(run) as output:
+        output.take(run)
         output.model.mkdir()
         (output.model / "model.safetensors").write_bytes(b"weights")
         (output.model / "config.json").write_text("{}")
@@ -62,9 +63,14 @@ def test_an_object_store_that_holds_something_else_or_another_run_is_refused(sto
     with pytest.raises(UserError, match=r"already holds something else \(notes.txt"):
         check_usable(run)
     store.rm_file("/bucket/runs/one/notes.txt")
+    other = a_run(tmp_path, output=ADDRESS, method={"lora": {"rank": 8}})
     with claimed(run) as output:
         output.publish(whole=False)
-    other = a_run(tmp_path, output=ADDRESS, method={"lora": {"rank": 8}})
+        assert listed(ADDRESS) == set()
+        output.take(run)
+        output.publish(whole=False)
+    check_usable(other)  # nothing is lost with a run that has not begun
+    store.pipe_file("/bucket/runs/one/checkpoints/3/state", b"trained")
     with pytest.raises(UserError, match=r"method\.lora\.rank: 4 -> 8"):
         check_usable(other)
     check_usable(other, fresh=True)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from podtune import __version__
 from podtune.config.errors import PodtuneError, UserError
 from podtune.workflow import beginning
+from podtune.workflow.environment import machine, versions
 from podtune.workflow.work import Work
 
 
 def check_same_run(work: Work) -> None:
-    """Raises UserError when the folder holds a run of another model or other data; else run.yaml is this run's now."""
+    """Raises UserError when the folder holds a run of another model or other data; else it is this run's now."""
     if work.output.writes:  # the others have no record
         _refuse_changes(work, fingerprints(work))
-        work.output.keep(work.run)
+        work.output.take(work.run)
+        work.output.update(
+            podtune=__version__,
+            started=work.output.record.get("started") or time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            versions=versions(),
+            machine=machine(),
+        )
+        work.output.publish(whole=False)
 
 
 def check_finished(work: Work) -> str:

@@ -37,13 +37,15 @@ _OF_ONE_RUN = (
 class OutputFolder:
     """One run's folder. `record` is run.json. address: where it is published, when that is an object store.
 
-    writes: False in every process but the first of several.
+    writes: False in every process but the first of several. anew: no earlier run is gone on with. Until `take` nothing
+    is written or removed: a run that is refused at its beginning leaves the folder as it was.
     """
 
     path: Path
     record: dict[str, Any] = field(default_factory=dict)
     address: str | None = None
     writes: bool = True
+    anew: bool = False
 
     @property
     def model(self) -> Path:
@@ -82,16 +84,21 @@ class OutputFolder:
         """Says in run.json how far the run is; never back."""
         self.update(**facts, **({} if self.has_reached(state) else {"state": state}))
 
-    def keep(self, run: Run) -> None:
-        """Writes run.yaml: the folder is this run's."""
-        if self.writes:
-            write_text(self.path / "run.yaml", dump_run(run))
+    def take(self, run: Run) -> None:
+        """The folder is this run's from here on, whose model and data have been opened: run.yaml says so."""
+        if self.anew:
+            self._start_anew(run)
+        elif self.writes:
+            self._keep(run)
 
-    def start_anew(self, run: Run) -> None:
+    def _keep(self, run: Run) -> None:
+        write_text(self.path / "run.yaml", dump_run(run))
+
+    def _start_anew(self, run: Run) -> None:
         """Removes all that an earlier run has made, and starts the record. Killed in between, it is done again by the
         next run, for run.json says what is under way."""
-        self.record = {}
-        self.keep(run)
+        self.anew, self.record = False, {}
+        self._keep(run)
         self.update(removing=True)
         for name in _OF_ONE_RUN:
             path = self.path / name
@@ -103,7 +110,7 @@ class OutputFolder:
 
     def publish(self, *, whole: bool) -> None:
         """Copies what is new to the address, if there is one: everything, or the small files alone."""
-        if self.address is not None and self.writes:
+        if self.address is not None and self.writes and not self.anew:
             publish(self.path, self.address, whole=whole)
 
     def load_run(self) -> Run:
@@ -156,8 +163,8 @@ def check_usable(run: Run, *, fresh: bool = False) -> None:
 def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[OutputFolder]:
     """The run's folder, made if it is not there, and kept from every other run until the block ends.
 
-    A folder that holds a run keeps its run.yaml: `OutputFolder.keep` writes it once model and data prove the same.
-    fresh: what an earlier run has made there is removed. first: False in the other processes of one run, which write
+    What is in it stays as it is until `OutputFolder.take`; a folder made for a block that ends before is removed.
+    fresh: what an earlier run has made there is to go. first: False in the other processes of one run, which write
     nothing.
     """
     if not first:
@@ -166,6 +173,7 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
     check_usable(run, fresh=fresh)
     path = local_folder(run.output.path)
     address = run.output.path if is_remote(run.output.path) else None
+    made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("a")
@@ -180,10 +188,15 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
             ) from error
         if address is not None:
             fetch(address, path)
-        folder = OutputFolder(path, _read_record(path) if is_output_folder(path) else {}, address)
-        if fresh or folder.state is None:
-            folder.start_anew(run)
-        yield folder
+        folder = OutputFolder(path, address=address, anew=fresh or not _has_begun(path, address))
+        if not folder.anew:
+            folder.record = _read_record(path)
+        try:
+            yield folder
+        finally:
+            if made and folder.anew and [one.name for one in path.iterdir()] == [".lock"]:
+                (path / ".lock").unlink()
+                path.rmdir()
 
 
 def differences(before: Run, now: Run) -> list[str]:
@@ -211,7 +224,7 @@ def _check_remote(run: Run, *, fresh: bool) -> None:
         if not fresh:
             with tempfile.TemporaryDirectory() as scratch:
                 fetch(address, Path(scratch))
-                _refuse_another_run(Path(scratch), run)
+                _refuse_another_run(Path(scratch), run, address)
     else:
         _refuse_foreign(address, sorted(names))
 
@@ -225,7 +238,23 @@ def _refuse_foreign(path: Path | str, names: Sequence[str]) -> None:
         )
 
 
-def _refuse_another_run(path: Path, run: Run) -> None:
+def _has_begun(path: Path, address: str | None = None) -> bool:
+    """Whether a folder holds a run with something to lose. One that was refused or killed before its first checkpoint
+    has nothing, and whatever run comes next may have the folder. address: where its checkpoints are, if elsewhere."""
+    if not is_output_folder(path):
+        return False
+    state = _read_record(path).get("state")
+    if state in STATES[1:]:
+        return True
+    checkpoints = path / "checkpoints"
+    saved = checkpoints.is_dir() and any(checkpoints.iterdir())
+    # Without a state, what is there was being removed.
+    return state is not None and (saved or (address is not None and "checkpoints" in listed(address)))
+
+
+def _refuse_another_run(path: Path, run: Run, address: str | None = None) -> None:
+    if not _has_begun(path, address):
+        return
     changed = differences(load_run(path / "run.yaml"), run)
     if changed:
         raise UserError(

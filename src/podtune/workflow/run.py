@@ -9,11 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from podtune import __version__
 from podtune.config.schema import Run
 from podtune.parallel.distributed import Processes, start_processes
 from podtune.workflow import beginning, finishing, identity, training
-from podtune.workflow.environment import machine, versions
 from podtune.workflow.output import OutputFolder, claimed
 from podtune.workflow.work import Work
 
@@ -54,13 +52,6 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
             note = identity.check_finished(Work(run, Console(quiet=True), output)) if output.writes else ""
             console.print(finished_message(output) + note, markup=False, highlight=False, soft_wrap=True)
             return output
-        output.update(
-            podtune=__version__,
-            started=output.record.get("started") or time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            versions=versions(),
-            machine=machine(),
-        )
-        output.publish(whole=False)
         work = Work(run, console, output, fresh=fresh)
         try:
             for stage in STAGES:
