@@ -216,7 +216,7 @@ def test_offline_makes_no_request(hub, tmp_path, told, monkeypatch):
     resolve_model(f"{NAME}@{COMMIT}", cache=tmp_path, progress=told.append)
     assert len(hub.log) == asked
     assert len(told) == 2
-    with pytest.raises(UserError, match="someone/other is not in the cache"):
+    with pytest.raises(UserError, match="someone/other is no file or folder here, is not in the cache"):
         resolve_model("someone/other", cache=tmp_path)
 
 

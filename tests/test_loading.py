@@ -112,6 +112,26 @@ def test_tensors_that_do_not_account_for_the_model_are_listed_before_any_is_read
     assert store.bytes_read == {}
 
 
+@pytest.mark.parametrize(
+    "name", ["model.norm.weight", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"]
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_tensor_that_is_not_finite_is_named(name, value):
+    model = tiny.tiny_model("llama")
+    tensors = checkpoint(model, dtype=ml_dtypes.bfloat16)
+    tensors[name].flat[-1] = value
+    with pytest.raises(UserError, match=f"tensor {name} holds NaN or infinity"):
+        load(model, tensors)
+
+
+def test_weights_of_whole_numbers_are_refused():
+    model = tiny.tiny_model("llama")
+    tensors = checkpoint(model)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int32)
+    with pytest.raises(UserError, match=r"of whole numbers: 1 \(model\.norm\.weight is int32\)"):
+        load(model, tensors)
+
+
 def test_a_model_with_biases_is_not_read_as_one_without():
     tensors = checkpoint(tiny.tiny_model("llama-biases"))
     with pytest.raises(UserError, match=r"left over: 21 \(.*q_proj\.bias"):

@@ -183,6 +183,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "half a weight": (one({"role": "user", "content": "a", "weight": 0.5}), r"messages\[1\]\.weight is 0\.5; 0 .* or 1"),
     "arguments cut off": (one({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a'}}]}),
                           r"messages\[1\]\.tool_calls\[0\]: the arguments are not JSON"),
+    "an argument given twice": (one({"role": "assistant", "tool_calls": [
+                                     {"function": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}]}),
+                                r'the key "a" stands twice'),
     "arguments that are a list": (one({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}),
                                   r"the arguments are a list, an object is wanted"),
     "a call without a name": (one({"role": "assistant", "tool_calls": [{"function": {}}]}), r"has no function name"),

@@ -108,7 +108,7 @@ def test_an_empty_file_has_no_records(tmp_path: Path, name: str):
 def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path: Path):
     (tmp_path / "train.jsonl").write_bytes(GOOD)
     with pytest.raises(
-        UserError, match=r'trian\.jsonl: there is no such file or folder; did you mean ".*train\.jsonl"'
+        UserError, match=r'trian\.jsonl: there is no such file or folder\. Did you mean ".*train\.jsonl"'
     ):
         list(read_records(Source(path=str(tmp_path / "trian.jsonl"))))
     with pytest.raises(UserError, match="nor a folder"):

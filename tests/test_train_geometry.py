@@ -68,5 +68,5 @@ def test_a_resumed_run_keeps_its_batch_or_says_why_it_cannot():
 
 def test_it_reads_as_one_line():
     assert str(plan({"batch_tokens": 16 * 512, "steps": 9})) == (
-        "9 steps of 16 rows x 512 tokens (8,192 tokens) in 4 micro-batches of 4 rows; 7 steps are an epoch"
+        "9 steps of 16 rows x 512 tokens (8,192 tokens) in 4 micro-batches of 4 rows; an epoch is 7 steps"
     )

@@ -29,6 +29,7 @@ from train_cases import (
 
 from podtune.config.errors import Interrupted, RunFailure, UserError
 from podtune.config.schema import Mesh
+from podtune.hub.telling import counted
 from podtune.parallel.mesh import build_mesh
 from podtune.train.cache import enable_compile_cache
 from podtune.train.checkpoint import Checkpoints
@@ -57,7 +58,7 @@ def test_data_sets_smaller_than_a_batch_train_for_exactly_the_steps_that_are_pri
     console = Console(file=io.StringIO(), width=200)
     result = run_in(tmp_path, rows=Rows(rows), console=console, train={"steps": None, "epochs": 3.0})
     assert result.steps == result.total_steps == steps
-    assert f"{steps} steps of 8 rows x 24 tokens" in console.file.getvalue()
+    assert f"{counted(steps, 'step')} of 8 rows x 24 tokens" in console.file.getvalue()
     assert list(logged(tmp_path)) == list(range(1, steps + 1))
 
 

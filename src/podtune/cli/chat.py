@@ -9,6 +9,7 @@ def chat(
     source: Annotated[
         str,
         typer.Argument(
+            metavar="MODEL",
             help="A run's output folder, a model folder, an adapter folder, a .gguf file or a Hub id.",
             show_default=False,
         ),

@@ -10,7 +10,9 @@ from podtune.cli.run import Quiet
 
 
 def evaluate(
-    source: Annotated[str, typer.Argument(help="A run's output folder, or a run file.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(metavar="OUTPUT", help="A run's output folder, or a run file.", show_default=False)
+    ],
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:

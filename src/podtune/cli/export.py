@@ -9,7 +9,10 @@ from podtune.cli.run import Quiet
 
 
 def export(
-    source: Annotated[str, typer.Argument(help="A run's output folder; or, with --to, any model.", show_default=False)],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="OUTPUT", help="A run's output folder; or, with --to, any model.", show_default=False),
+    ],
     to: Annotated[Path | None, typer.Option(help="Where to write a model that is not a run's.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; otherwise as the run file says.")

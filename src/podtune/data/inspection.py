@@ -14,6 +14,7 @@ from rich.text import Text
 
 from podtune.data.packing import PackedRow
 from podtune.data.prepared import PreparedSplit
+from podtune.hub.telling import counted
 from podtune.hub.tokenizer import Tokenizer
 
 OPEN, CLOSE = "⟦", "⟧"  # around what is trained, where there is no colour
@@ -95,7 +96,7 @@ def token_pieces(ids: Int32[np.ndarray, "tokens"], trained: Sequence[bool], toke
 def print_row(console: Console, row: InspectedRow, *, with_ids: bool = False) -> None:
     """The row on a console: trained tokens stand out by colour, or between marks where there is none."""
     share = row.trained_tokens / row.tokens if row.tokens else 0
-    examples = "1 example" if len(row.segments) == 1 else f"{len(row.segments)} examples"
+    examples = counted(len(row.segments), "example")
     title = f"row {row.index}: {examples}, {row.tokens:,} of {row.row_tokens:,} tokens, {share:.0%} trained"
     console.print(Rule(Text(title, style="bold"), align="left", style="dim"))
     coloured = console.color_system is not None and not console.no_color

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from podtune.data.read_json import kind_of
+from podtune.data.read_json import kind_of, parse_json
 from podtune.data.rows import Message
 
 SHAREGPT_KEYS = ("from", "value")
@@ -55,7 +55,7 @@ def read_tools(value: object, column: str) -> tuple[dict[str, Any], ...]:
 def _json_list(value: object, column: str) -> list[object]:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError as error:
             raise Fault(
                 f"column {column} is a text that is not JSON ({error}); a list, or JSON of a list, is wanted. "
@@ -176,7 +176,7 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
     arguments: Any = inner.get("arguments", inner.get("parameters"))
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = parse_json(arguments) if arguments.strip() else {}
         except ValueError as error:
             raise Fault(f"{where}: the arguments are not JSON ({error}): {_short(arguments)}.") from error
     if arguments is None:
@@ -190,7 +190,7 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
 def _calls_in_text(content: object, where: str) -> tuple[dict[str, Any], ...]:
     """ShareGPT writes a call as JSON in the text of a turn of its own."""
     try:
-        value = json.loads(content) if isinstance(content, str) else content
+        value = parse_json(content) if isinstance(content, str) else content
     except ValueError as error:
         raise Fault(f"{where} is not JSON ({error}); a call, {{name: ..., arguments: ...}}, is wanted.") from error
     calls = cast(list[object], value if isinstance(value, list) else [value])

@@ -7,6 +7,7 @@ from podtune.data.prepare_encode import Chunk
 from podtune.data.prepare_job import Job
 from podtune.data.prepare_report import DROPPED, SourceReport, Tally
 from podtune.data.prepare_select import Examples
+from podtune.hub.telling import counted
 
 REFUSALS = {
     "nothing_to_train": "with nothing to train on",
@@ -39,12 +40,12 @@ def refuse_faults(chunks: Sequence[Chunk], *, read_all: bool) -> None:
     if not refused.total:
         return
     read = sum(chunk.summary.read for chunk in chunks)
-    lines = [f"{_rows(refused.total)} of {read:,} read cannot be trained on."]
+    lines = [f"{counted(refused.total, 'row')} of {read:,} read cannot be trained on."]
     if not read_all:
         lines[0] += " The rest was not read."
     for kind, count in refused.counts.items():
         named = refused.places[kind]
-        lines.append(f"{_rows(count)} {REFUSALS[kind]}:")
+        lines.append(f"{counted(count, 'row')} {REFUSALS[kind]}:")
         lines += [f"  {place}" for place in named]
         lines += [f"  … and {count - len(named):,} more"] if count > len(named) else []
     lines.append("Mend or remove them and run again.")
@@ -62,12 +63,8 @@ def refuse_nothing(job: Job, examples: Examples, reports: Sequence[SourceReport]
     dropped = Tally()
     for report in reports:
         dropped.merge(report.dropped)
-    why = "; ".join(f"{_rows(count)} {DROPPED[reason]}" for reason, count in dropped.counts.items())
+    why = "; ".join(f"{counted(count, 'row')} {DROPPED[reason]}" for reason, count in dropped.counts.items())
     raise UserError(
-        f"{where}: none of {_rows(read)} is left for the {split} split ({why or 'the weights leave none'}). "
+        f"{where}: none of {counted(read, 'row')} is left for the {split} split ({why or 'the weights leave none'}). "
         f"max_length is {job.max_length}: raise data.max_length, or set data.too_long: truncate."
     )
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} {'row' if count == 1 else 'rows'}"

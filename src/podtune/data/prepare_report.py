@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from podtune.data.chat import NOTES
+from podtune.hub.telling import counted
 
 PLACES = 5  # how many file:line a reason names
 
@@ -125,7 +126,7 @@ class PrepareReport:
 def _line(source: str, tally: Tally, reason: str, words: str) -> str:
     count, places = tally.counts[reason], tally.places.get(reason, [])
     more = ", …" if count > len(places) else ""
-    return f"{source}: {count:,} {'row' if count == 1 else 'rows'} {words} ({', '.join(places)}{more})"
+    return f"{source}: {counted(count, 'row')} {words} ({', '.join(places)}{more})"
 
 
 def _source_table(sources: tuple[SourceReport, ...]) -> Table:

@@ -106,7 +106,7 @@ def _local_files(path: str) -> tuple[DataFile, ...]:
         if not names:
             raise UserError(f"{path}: the pattern matches no file (looked from {Path.cwd()}).")
         return tuple(_local(name) for name in names)
-    raise UserError(f"{path}: there is no such file or folder{_nearest(here)}.")
+    raise UserError(f"{path}: there is no such file or folder{_nearest(here)}")
 
 
 def _once(names: Sequence[str]) -> list[str]:
@@ -149,8 +149,8 @@ def _nearest(path: Path) -> str:
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, n=1)
     if near:
-        return f'; did you mean "{path.parent / near[0]}"?'
-    return "" if path.parent.is_dir() else f" (nor a folder {path.parent})"
+        return f'. Did you mean "{path.parent / near[0]}"?'
+    return "." if path.parent.is_dir() else f" (nor a folder {path.parent})."
 
 
 def _remote_files(url: str) -> tuple[DataFile, ...]:

@@ -9,6 +9,7 @@ from podtune.config.rows import Source
 from podtune.data.rows import Completion, Conversation, Row, Text, place
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, sniff_shape, to_row
 from podtune.data.sources import list_files, read_records
+from podtune.hub.telling import counted
 
 # English text has four to five characters a token in the vocabularies of today; used where no tokenizer is at hand.
 CHARACTERS_PER_TOKEN = 4
@@ -29,7 +30,7 @@ class Survey:
 
     def lines(self) -> list[str]:
         """The survey for people."""
-        files = f"{self.files:,} file{'s' if self.files > 1 else ''}"
+        files = counted(self.files, "file")
         said = [
             f"shape    {self.shape.describe()}",
             f"rows     {self.rows:,} in {files}, about {self.characters // CHARACTERS_PER_TOKEN:,} tokens",
@@ -51,7 +52,7 @@ def survey_source(path: str) -> Survey:
     records = read_records(source)
     first = list(islice(records, SNIFFED_RECORDS))
     if not first:
-        raise UserError(f"{path}: there are no rows in {len(files)} file{'s' if len(files) > 1 else ''}.")
+        raise UserError(f"{path}: there are no rows in {counted(len(files), 'file')}.")
     survey = Survey(len(files), sniff_shape(first))
     for record in chain(first, records):
         row = to_row(record, survey.shape, chat=True)

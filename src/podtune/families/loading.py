@@ -60,7 +60,8 @@ def load_weights(
 
     dtype: of what is loaded; None keeps what the description says. Adapters keep theirs and start from the key.
     say: is told which tensors are left unread, and which are held in another dtype than they are stored in.
-    Raises UserError listing tensors that are missing, left over or of another shape, before it reads any.
+    Raises UserError listing tensors that are missing, left over or of another shape, before it reads any, and naming
+    one that holds what is not finite.
     """
     plan = plan_loading(model, store, say=say)
     converted: Counter[tuple[str, str]] = Counter()
@@ -97,6 +98,7 @@ def plan_loading(model: Model, store: TensorStore, *, say: Say | None = None) ->
     sources: dict[str, list[str]] = {}
     missing: list[str] = []
     misshapen: list[str] = []
+    whole: list[str] = []
     for tensor in checkpoint_tensors(model):
         name = to_theirs(tensor.name)
         sources.setdefault(tensor.ours, []).append(name)
@@ -104,6 +106,8 @@ def plan_loading(model: Model, store: TensorStore, *, say: Say | None = None) ->
             missing.append(name)
         elif held[name].shape != tensor.shape:
             misshapen.append(f"{name} is {held[name].shape}, config.json says {tensor.shape}")
+        elif not jnp.issubdtype(held[name].dtype, jnp.floating):
+            whole.append(f"{name} is {held[name].dtype.name}")
     used = {name for names in sources.values() for name in names}
     spare = [name for name in held if name not in used]
     left, ignored = _sort_out(spare, (*IGNORED, *model.family.ignored))
@@ -111,7 +115,12 @@ def plan_loading(model: Model, store: TensorStore, *, say: Say | None = None) ->
         left = _without_tied_head(left, model, store, embedding=sources["embedding"][0])
     faults = [
         f"{what}: {_listed(names)}"
-        for what, names in (("missing", missing), ("left over", left), ("of another shape", misshapen))
+        for what, names in (
+            ("missing", missing),
+            ("left over", left),
+            ("of another shape", misshapen),
+            ("of whole numbers", whole),
+        )
         if names
     ]
     if faults:
@@ -179,17 +188,28 @@ def _listed(names: list[str]) -> str:
 def _load(param: Param, names: list[str], store: TensorStore, mesh: Mesh) -> jax.Array:
     sharding = sharding_for(mesh, param.axes, param.shape)
     if param.kind == "vector":  # so small that all layers may lie on the host at once
-        whole = np.stack([store.read(name) for name in names]).reshape(param.shape).astype(param.dtype)
+        vectors = [store.read(name) for name in names]
+        for name, vector in zip(names, vectors, strict=True):
+            _require_finite(name, np.all(np.isfinite(vector)))
+        whole = np.stack(vectors).reshape(param.shape).astype(param.dtype)
         return jax.make_array_from_callback(param.shape, sharding, lambda index: whole[index])
     if not param.is_stacked:
-        return _converter(param, sharding)(_read(param, names[0], store, mesh))
+        array, finite = _converter(param, sharding)(_read(param, names[0], store, mesh))
+        _require_finite(names[0], finite)
+        return array
     stack = jnp.zeros(param.shape, param.dtype, device=sharding)
     write = _writer(param, sharding)
     for layer, name in enumerate(names):
-        stack = write(stack, _read(param, name, store, mesh), layer)
+        stack, finite = write(stack, _read(param, name, store, mesh), layer)
         # One at a time: without waiting, the tensors of many layers would lie on the host at once.
+        _require_finite(name, finite)
         stack.block_until_ready()
     return stack
+
+
+def _require_finite(name: str, finite: Any) -> None:
+    if not finite:
+        raise UserError(f"the checkpoint's tensor {name} holds NaN or infinity. Download the model's weights again.")
 
 
 def _read(param: Param, name: str, store: TensorStore, mesh: Mesh) -> jax.Array:
@@ -217,19 +237,21 @@ def _checkpoint_partition(param: Param, mesh: Mesh) -> PartitionSpec:
     return PartitionSpec(spec[param.inputs], spec[0])
 
 
-def _to_ours(tensor: jax.Array, param: Param) -> jax.Array:
+def _to_ours(tensor: jax.Array, param: Param) -> tuple[jax.Array, jax.Array]:
+    """The tensor as we hold it, and whether all of it is finite."""
     turned = tensor.T if is_transposed(param) else tensor
-    return turned.reshape(layer_shape(param)).astype(param.dtype)
+    return turned.reshape(layer_shape(param)).astype(param.dtype), jnp.all(jnp.isfinite(tensor))
 
 
 @lru_cache(maxsize=64)
 def _converter(param: Param, sharding: NamedSharding) -> Any:
-    return jax.jit(partial(_to_ours, param=param), out_shardings=sharding)
+    return jax.jit(partial(_to_ours, param=param), out_shardings=(sharding, None))
 
 
 @lru_cache(maxsize=64)
 def _writer(param: Param, sharding: NamedSharding) -> Any:
-    def write(stack: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(stack, _to_ours(tensor, param), layer, axis=0)
+    def write(stack: jax.Array, tensor: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ours, finite = _to_ours(tensor, param)
+        return jax.lax.dynamic_update_index_in_dim(stack, ours, layer, axis=0), finite
 
-    return jax.jit(write, out_shardings=sharding, donate_argnums=0)
+    return jax.jit(write, out_shardings=(sharding, None), donate_argnums=0)

@@ -88,7 +88,7 @@ class Settings:
         value = self.take(key, default)
         if not _is_number_or_none(value) or (value is not None and value <= 0):
             raise self.refused(key, "must be a positive number")
-        return value
+        return None if value is None else float(value)
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuses a key that is there with another value than these."""

@@ -191,7 +191,10 @@ def _snapshot(
     if folder.is_dir():
         tell(f"{hub_id}: {reason}; using the cached commit {commit[:12]} in {cache}")
         return folder
-    message = f"{hub_id} is not in the cache ({cache}) and {reason}. Connect to the network, or name a local folder."
+    message = (
+        f"{hub_id} is no file or folder here, is not in the cache ({cache}), and {reason}. Connect to the network, or "
+        "name what is here."
+    )
     where = "model" if kind == "model" else "data"
     if because is not None:
         raise RunFailure(f"{where}: {message}") from because

@@ -1,4 +1,4 @@
-"""How a long fetch says what it does. Used across hub; the command line gives it a line on the screen."""
+"""How things are said: what a long fetch does, sizes, and numbers of things. Used by hub and all above it."""
 
 import logging
 from collections.abc import Callable
@@ -12,6 +12,11 @@ _log = logging.getLogger("podtune.hub")
 def teller(progress: Progress | None) -> Progress:
     """`progress` itself, or the log when nobody listens: a fallback is never silent."""
     return progress if progress is not None else _log.warning
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 row, 2,000 rows."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def readable_bytes(count: int | float) -> str:

@@ -9,6 +9,7 @@ import jax
 
 from podtune.config.errors import UserError
 from podtune.config.training import Train
+from podtune.hub.telling import counted
 from podtune.parallel.sharding import data_shards
 
 # "auto" wants about this many steps from the data, so that small sets still get enough updates, and no larger batch.
@@ -45,16 +46,18 @@ class Geometry:
         if self.total_steps >= _FEW_STEPS:
             return None
         return (
-            f"warning: {self.total_steps} steps are few to learn from; the usual run has {_WANTED_STEPS} or more. "
+            f"warning: {counted(self.total_steps, 'step')}: few to learn from; {_WANTED_STEPS} or more are usual. "
             f"Shorten rows (data.max_length, now {self.row_tokens}) towards the longest example, or raise train.epochs."
         )
 
     def __str__(self) -> str:
-        micro = f" in {self.accumulate} micro-batches of {self.micro_rows} rows" if self.accumulate > 1 else ""
+        micro = (
+            f" in {self.accumulate} micro-batches of {counted(self.micro_rows, 'row')}" if self.accumulate > 1 else ""
+        )
         over = f" over {self.shards} devices" if self.shards > 1 else ""
         return (
-            f"{self.total_steps} steps of {self.batch_rows} rows x {self.row_tokens} tokens "
-            f"({self.batch_tokens:,} tokens){micro}{over}; {self.steps_per_epoch} steps are an epoch"
+            f"{counted(self.total_steps, 'step')} of {counted(self.batch_rows, 'row')} x {self.row_tokens} tokens "
+            f"({self.batch_tokens:,} tokens){micro}{over}; an epoch is {counted(self.steps_per_epoch, 'step')}"
         )
 
 

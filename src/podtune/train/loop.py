@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from podtune.config.errors import Interrupted, UserError
+from podtune.hub.telling import counted
 from podtune.parallel.mesh import describe_mesh
 from podtune.train.cache import enable_compile_cache
 from podtune.train.checkpoint import Checkpoints, check_identity, identity
@@ -145,7 +146,7 @@ class _Training:
                 if self.log is not None:
                     self.log.close()
             seconds = time.perf_counter() - started
-            self._say("end", done, f"Trained {done - first} steps in {clock(seconds)}.")
+            self._say("end", done, f"Trained {counted(done - first, 'step')} in {clock(seconds)}.")
         if self.hooks.on_samples is not None:
             self.hooks.on_samples(weights, weights_step, "after")
         return TrainResult(

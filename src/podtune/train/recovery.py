@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from podtune.config.errors import RunFailure
 from podtune.config.training import Train
+from podtune.hub.telling import counted
 from podtune.train.step import NOT_FINITE, OUTCOMES, SPIKE
 
 Action = Literal["none", "rollback"]
@@ -45,7 +46,11 @@ class BadSteps:
             raise RunFailure(f"{what}. {key} is stop; use skip to go on without that step.")
         limit = self.settings.max_bad_steps
         if bad_in_a_row >= limit or (action == "rollback" and self.rollbacks >= limit):
-            count = f"{self.rollbacks} rollbacks" if action == "rollback" else f"{bad_in_a_row} bad steps in a row"
+            count = (
+                counted(self.rollbacks, "rollback")
+                if action == "rollback"
+                else f"{counted(bad_in_a_row, 'bad step')} in a row"
+            )
             raise RunFailure(
                 f"{what}. That makes {count} (train.max_bad_steps={limit}). A lower learning_rate, float32 as "
                 f"compute_dtype or a look at those rows may help."

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from podtune.config.errors import UserError
-from podtune.hub.telling import readable_bytes
+from podtune.hub.telling import counted, readable_bytes
 from podtune.workflow.environment import host_memory
 from podtune.workflow.work import Work
 
 DEFAULT_ROW_TOKENS = 2048
 # A warning above this share of the memory; what does not fit at all is refused.
 _CLOSE = 0.9
+_FEW_TOKENS = 200  # the mean loss of fewer moves by a tenth or more from one choice of rows to the next
 
 
 def open_model(work: Work, *, offline: bool = False) -> None:
@@ -49,6 +50,12 @@ def prepare_data(work: Work) -> None:
         work.prepared.report.print(work.console)
     if work.prepared.validation is None and data.validation != "none":
         work.warn("there are too few rows to hold any out: nothing tells whether the model learns or memorises.")
+    held_out = work.prepared.validation
+    if held_out is not None and held_out.trained_tokens < _FEW_TOKENS:
+        work.warn(
+            f"only {counted(held_out.trained_tokens, 'trained token')} held out: their loss and perplexity are rough "
+            "figures. Hold out more with data.validation."
+        )
 
 
 def choose_devices(work: Work) -> None:

@@ -17,6 +17,7 @@ from podtune.config.errors import PodtuneError, UserError
 from podtune.config.rows import Data, Source
 from podtune.config.schema import Run
 from podtune.hub.remote import is_remote
+from podtune.hub.telling import counted
 from podtune.workflow.output import OutputFolder, check_usable
 from podtune.workflow.work import Work
 
@@ -137,8 +138,7 @@ def _source_faults(
         return
     if told > SHOWN_FAULTS:
         yield f"{source.path}: and {told - SHOWN_FAULTS:,} more rows with faults"
-    row = "row" if read == 1 else "rows"
-    say(f"data: {source.path}: {read:,} {use} {row}, {shape.describe()}, {told:,} with faults")
+    say(f"data: {source.path}: {counted(read, f'{use} row')}, {shape.describe()}, {told:,} with faults")
 
 
 def _row_faults(work: Work) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from podtune import __version__
 from podtune.config.loading import dump_run
+from podtune.hub.telling import counted
 from podtune.workflow.beginning import base_name, export_dtype
 from podtune.workflow.summary import run_name
 from podtune.workflow.work import Work
@@ -63,8 +64,9 @@ def _about(work: Work) -> str:
     )
     split = work.prepared.train
     return (
-        f"`{work.run.model.source}`, trained by {method} with podtune {__version__} on {split.examples:,} examples "
-        f"({split.trained_tokens:,} trained tokens an epoch; data fingerprint `{work.prepared.fingerprint}`). {said}"
+        f"`{work.run.model.source}`, trained by {method} with podtune {__version__} on "
+        f"{counted(split.examples, 'example')} ({split.trained_tokens:,} trained tokens an epoch; "
+        f"data fingerprint `{work.prepared.fingerprint}`). {said}"
     )
 
 
@@ -93,6 +95,7 @@ def _loading(work: Work, place: Place) -> str:
         parts.append(whole)
     if has_adapter and place != "model":
         base, revision = base_name(work)
+        named = base if work.files.gguf is None else "base"
         adapter = "adapter" if place == "output" else "."
         at = f', revision="{revision}"' if revision else ""
         parts.append(
@@ -100,14 +103,14 @@ def _loading(work: Work, place: Place) -> str:
             "```python\n"
             "from peft import PeftModel\n"
             "from transformers import AutoModelForCausalLM\n\n"
-            f'base = AutoModelForCausalLM.from_pretrained("{base}"{at})\n'
+            f'base = AutoModelForCausalLM.from_pretrained("{named}"{at})\n'
             f'model = PeftModel.from_pretrained(base, "{adapter}")\n'
             "```"
         )
         if work.files.gguf is not None:
             parts.append(
-                f"The base is a GGUF file. `podtune export {base} --to base` writes it as a folder, to be named in its "
-                "place."
+                f"The base is a GGUF file, {Path(base).name}. `podtune export {Path(base).name} --to base` writes it "
+                "as that folder."
             )
     if place == "output":
         parts.append("`podtune chat .` talks to it.")
@@ -116,5 +119,5 @@ def _loading(work: Work, place: Place) -> str:
 
 def _settings(work: Work, record: dict[str, Any]) -> str:
     steps = record.get("results", {}).get("steps")
-    said = f" ({steps} steps)" if steps else ""
+    said = f" ({counted(steps, 'step')})" if steps else ""
     return f"## Settings{said}\n\n```yaml\n{dump_run(work.run, without_defaults=True).strip()}\n```"

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from podtune.config.schema import Run
+from podtune.hub.telling import counted
 from podtune.parallel.distributed import Processes, start_processes
 from podtune.workflow import beginning, finishing, identity, training
 from podtune.workflow.output import OutputFolder, claimed
@@ -82,7 +83,7 @@ def _is_finished(output: OutputFolder, processes: Processes) -> bool:
 def finished_message(output: OutputFolder) -> str:
     path = output.path
     return (
-        f"{path}: this run is finished ({output.record.get('results', {}).get('steps', 0)} steps). "
+        f"{path}: this run is finished ({counted(output.record.get('results', {}).get('steps', 0), 'step')}). "
         f"Talk to it: podtune chat {path}. Look at it: {path / 'report.html'}. "
         "To train it again, name another output, or start anew with --fresh."
     )

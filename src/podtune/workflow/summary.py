@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.config.loading import dump_run
+from podtune.hub.telling import counted
 from podtune.train.display import clock
 from podtune.train.flops import token_cost
 from podtune.workflow.charts import number
@@ -40,7 +41,7 @@ def make_report(
 def _summary(work: Work, results: Mapping[str, Any]) -> str:
     lora = work.run.method.lora
     method = f"LoRA of rank {lora.rank}" if lora else "full fine-tuning"
-    epochs = results.get("steps", 0) and f" in {results['steps']} steps"
+    epochs = results.get("steps", 0) and f" in {counted(results['steps'], 'step')}"
     return f"{short_source(work.run.model.source)}, {method} on {work.prepared.train.examples:,} examples{epochs or ''}"
 
 
@@ -72,7 +73,7 @@ def _figures(
             ("Trained", number(model["trained_parameters"]), f"{share:.2%} of {number(model['parameters'])}")
         )
     if results.get("seconds"):  # none where an earlier process trained, and died before it could say how long
-        figures.append(("Training time", clock(results["seconds"]), f"{results['steps']} steps"))
+        figures.append(("Training time", clock(results["seconds"]), counted(results["steps"], "step")))
     speeds = [row["tokens_per_second"] for row in metrics if isinstance(row.get("tokens_per_second"), int | float)]
     if speeds:
         figures.append(("Speed", f"{sorted(speeds)[len(speeds) // 2]:,.0f}", "tokens per second, median"))
