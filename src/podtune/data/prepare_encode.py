@@ -194,14 +194,14 @@ class _Gathered:
         text = {
             "summary": summary.to_json(),
             "origins": list(self.origins),
-            "prompts": {digest: asdict(prompt) for digest, prompt in prompts.items()},
+            "prompts": {digest: vars(prompt) for digest, prompt in prompts.items()},
         }
         checksum = 0
-        with atomic_file(path) as file:
+        with atomic_file(path, durable=False) as file:
             for part in self.flat:
                 file.write(part.data)
                 checksum = zlib.crc32(part.data, checksum)
-        with atomic_file(path.with_suffix(".npz")) as file:
+        with atomic_file(path.with_suffix(".npz"), durable=False) as file:
             np.savez(
                 file,
                 lengths=np.array(columns[0], np.int32),

@@ -1,5 +1,6 @@
 """Worker processes for preparing: tasks stream in, results stream out, and little work needs no process at all."""
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -76,6 +77,7 @@ class Workers(Generic[Shared]):
 def _begin_worker(shared: Path) -> None:
     global _shared
     _shared = pickle.loads(shared.read_bytes())
+    atexit.register(os._exit, 0)  # gives the memory back at once, where taking it down object by object takes its time
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process per core is threads enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then sends no more tasks
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()

@@ -15,15 +15,19 @@ _CURRENT_FOLDER = -100
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the name `path` when the block ends without an error."""
+def atomic_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that takes the name `path` when the block ends without an error.
+
+    durable: on the disk by then. False is for files that bear a checksum and can be made again after a crash.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
