@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = next((argument for argument in given if not argument.startswith("-")), None)
     show_warnings()
+    if arguments is None:
+        leave_torch_out()
     app = build_app(command)
     app(args=given, prog_name="podtune")
     sys.exit(0)
@@ -66,6 +68,13 @@ class WarningLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+
+
+def leave_torch_out() -> None:
+    """transformers, whose tokenizers are used here, imports torch wherever it is installed: seconds of every run and
+    hundreds of megabytes, for what nothing here needs. So this process has no torch."""
+    modules: dict[str, Any] = sys.modules  # None in it is Python's way to say that a module is not to be had
+    modules.setdefault("torch", None)
 
 
 def show_warnings() -> None:

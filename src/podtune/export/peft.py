@@ -240,7 +240,8 @@ def _read(array: jax.Array, layer: int | None, shape: tuple[int, int], place: _P
         assert isinstance(array.sharding, NamedSharding)
         everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
         array = jax.jit(lambda x: x, out_shardings=everywhere)(array).addressable_data(0)
-    half = np.asarray(array if layer is None else array[layer], _FLOAT32)
+    whole = np.asarray(array, _FLOAT32)  # kept with the array: reading all its layers moves it once
+    half = whole if layer is None else whole[layer]
     return half.reshape(shape[::-1]).T if place.transposed else half.reshape(shape)
 
 
