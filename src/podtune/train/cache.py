@@ -27,5 +27,6 @@ def enable_compile_cache() -> Path | None:
         from jax.experimental.compilation_cache import compilation_cache
 
         compilation_cache.reset_cache()
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    # All programs: a run compiles some dozens of small ones besides its step, together seconds of each start.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder

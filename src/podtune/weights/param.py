@@ -120,7 +120,10 @@ def initialise_on(mesh: jax.sharding.Mesh, param: Param, key: jax.Array, *, name
 @lru_cache(maxsize=256)
 def _start_in_place(param: Param, sharding: jax.sharding.NamedSharding) -> Callable[[jax.Array], jax.Array]:
     """Compiled once for all weights of one shape: the name is in the key, not in the program."""
-    return jax.jit(partial(_start, param), out_shardings=sharding)
+    # LLVM takes seconds over the unrolled rounds of threefry, for a program that runs once in milliseconds.
+    on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
+    quickly = {"xla_backend_optimization_level": 1} if on_cpu else None
+    return jax.jit(partial(_start, param), out_shardings=sharding, compiler_options=quickly)
 
 
 def abstract(description: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
