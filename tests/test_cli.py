@@ -147,6 +147,34 @@ def test_check_finds_what_the_run_would_refuse_behind_the_form_of_the_rows(run_f
     assert "Traceback" not in done.stderr
 
 
+def test_check_compares_with_the_run_that_the_output_holds(run_file):
+    folder = run_file.parent
+    model_folder("llama", folder / "model")
+    (folder / "done").mkdir()
+    record = {"state": "finished", "model": {"fingerprint": "another"}}
+    (folder / "done" / "run.json").write_text(json.dumps(record))
+    text = "model: ./model\ndata: train.jsonl\nmethod: lora\noutput: done\n"
+    (folder / "done" / "run.yaml").write_text(text)
+    run_file.write_text(text)
+    done = podtune("check", "run.yaml", f"data.cache={folder}/cache", folder=folder)
+    assert done.returncode == 2
+    assert "output: done holds a run of another model" in done.stderr
+    assert done.stderr.endswith("error: run.yaml with what it names has 1 fault\n")
+
+
+def test_the_command_leaves_torch_out_of_its_process():
+    pytest.importorskip("torch")
+    code = (
+        "import sys; from podtune.cli.main import main\n"
+        "sys.argv = ['podtune', '--version']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "from transformers import AutoConfig\n"
+        "assert sys.modules['torch'] is None\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
+
+
 def test_check_leaves_the_data_prepared_and_no_output(run_file):
     folder = run_file.parent
     model_folder("llama", folder / "model")

@@ -118,6 +118,17 @@ def test_pace_counts_neither_the_first_step_nor_pauses():
     assert "mfu" not in shown
 
 
+def test_mfu_counts_the_unembedding_for_tokens_that_bear_loss_alone(monkeypatch):
+    monkeypatch.setattr("podtune.train.pace.peak_flops", lambda device: 1e9)
+    mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), devices=jax.devices()[:1])
+    cost = token_cost(tiny_model().describe(), "full")
+    pace = Pace(mesh, Geometry(8, 24, 1, 1, 2, 10), cost)
+    pace.after(1, positions=50.0, trained=50.0, waited=0.0, logged=True)
+    shown = pace.after(2, positions=100.0, trained=30.0, waited=0.0, logged=True)
+    needed = 6 * (100 * cost.weights + 30 * cost.head)
+    assert shown["mfu"] == pytest.approx(needed / shown["seconds_a_step"] / 1e9)
+
+
 def test_a_stopwatch_measures_its_own_processor_time():
     watch = Stopwatch()
     np.sort(np.random.default_rng(0).random(300_000))

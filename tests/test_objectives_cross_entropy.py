@@ -91,6 +91,23 @@ def test_positions_that_are_not_trained_count_for_nothing():
     assert not np.any(np.asarray(gradient)[np.asarray(weights) == 0])
 
 
+def test_a_split_unembedding_is_gathered_once_and_not_for_each_chunk():
+    mesh = build_mesh(Mesh(data=1, fsdp=8))
+    rows, whole = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec())
+    embed = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    states, matrix, targets, weights = inputs(rows=8, seq=16, vocab=40, embed=16)
+
+    def ours(s, m, t, w):
+        return chunked_cross_entropy(s, m, t, w, chunk_positions=4)
+
+    compiled = jax.jit(jax.value_and_grad(ours), in_shardings=(rows, embed, rows, rows), out_shardings=(whole, rows))
+    text = compiled.lower(states, matrix, targets, weights).compile().as_text()
+    computations = text.split("\n\n")
+    gathering = [each.lstrip() for each in computations if " all-gather(" in each]
+    assert gathering
+    assert all(each.startswith("ENTRY") for each in gathering)
+
+
 @pytest.mark.parametrize("differentiated", [True, False])
 def test_chunks_without_a_trained_position_are_not_computed(differentiated):
     """Trained positions come first in their row, wherever they stand: with six of them in chunks of four, what the

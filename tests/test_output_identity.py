@@ -4,7 +4,9 @@ import json
 import shutil
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from workflow_cases import a_console, a_run, chats, one_device_shown, write_jsonl
 
 from podtune.config.errors import UserError
@@ -155,6 +157,22 @@ def test_a_run_that_is_refused_at_its_beginning_leaves_no_trace(there, tmp_path)
     assert (tmp_path / "out").exists() is there
 
 
+def test_a_kill_between_the_marks_of_a_removal_leaves_no_mixture_of_two_runs(trained, tmp_path, monkeypatch):
+    run = a_run(tmp_path, **{**SMALL, "train": {**SMALL["train"], "learning_rate": 0.5}})
+    shutil.copytree(trained / "out", tmp_path / "out")
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr("podtune.workflow.output.OutputFolder._keep", dies)
+        with pytest.raises(KeyboardInterrupt):
+            stack.enter_context(claimed(run, fresh=True)).take(run)
+    with claimed(run) as output:
+        assert output.anew
+        assert output.state is None
+
+
 def test_a_folder_in_which_nothing_was_trained_yet_is_free_for_the_next_run(tmp_path):
     first, other = a_run(tmp_path), a_run(tmp_path, method={"lora": {"rank": 8}})
     with claimed(first) as output:
@@ -166,12 +184,22 @@ def test_a_folder_in_which_nothing_was_trained_yet_is_free_for_the_next_run(tmp_
         pass
 
 
-def test_fresh_loses_nothing_to_a_run_that_is_refused(trained, tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "said"), [("data", "not valid JSON"), ("weights", "holds NaN or infinity"), ("steps", "does not divide")]
+)
+def test_fresh_loses_nothing_to_a_run_that_is_refused(fault, said, trained, tmp_path):
     run = a_run(tmp_path, **SMALL)
     shutil.copytree(trained / "out", tmp_path / "out")
     before = {path.name for path in (tmp_path / "out").iterdir()}
-    (tmp_path / "chats.jsonl").write_text("not JSON\n")
-    with pytest.raises(UserError, match="not valid JSON"):
+    if fault == "steps":
+        run = run.model_copy(update={"train": run.train.model_copy(update={"accumulate": 7})})
+    elif fault == "data":
+        (tmp_path / "chats.jsonl").write_text("not JSON\n")
+    else:
+        weights = load_file(tmp_path / "base" / "model.safetensors")
+        weights["model.norm.weight"][0] = np.nan
+        save_file(weights, tmp_path / "base" / "model.safetensors")
+    with pytest.raises(UserError, match=said):
         run_workflow(run, a_console(), fresh=True)
     assert {path.name for path in (tmp_path / "out").iterdir()} == before
     assert open_output(tmp_path / "out").state == "finished"

@@ -13,7 +13,8 @@ import zstandard
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.data import read_json
-from podtune.data.sources import read_records
+from podtune.data.rows import Refused
+from podtune.data.sources import list_files, read_file, read_records
 
 GOOD = b'{"text": "fine"}\n'
 
@@ -132,6 +133,17 @@ def test_a_folder_of_several_kinds_is_refused_so_that_a_licence_is_not_trained_o
     (tmp_path / "LICENSE.txt").write_text("Permission is hereby granted")
     with pytest.raises(UserError, match=r"several kinds of file \(1 text, 1 jsonl\)\. Name one: .*/\*\.jsonl"):
         list(read_records(Source(path=str(tmp_path))))
+
+
+def test_lines_behind_one_that_is_no_text_are_read_and_told(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(GOOD + b'{"text": "\xff"}\n' + GOOD + b'{"text": "\0"}\n' + GOOD + b"{\n" + GOOD)
+    (file,) = list_files(Source(path=str(path)))
+    read = list(read_file(file))
+    assert [isinstance(line, Refused) for line in read] == [False, True, False, True, False, True, False]
+    assert [line.number for line in read] == [1, 2, 3, 4, 5, 6, 7]
+    assert "not UTF-8" in read[1].reason
+    assert "NUL" in read[3].reason
 
 
 def test_rows_before_a_fault_are_given_so_that_the_fault_is_the_first(tmp_path: Path):

@@ -40,6 +40,7 @@ def test_what_is_written_is_copied_with_the_record_last_and_gone_on_with_elsewhe
     )
     with claimed(run) as output:
         output.take(run)
+        order.clear()
         output.model.mkdir()
         (output.model / "model.safetensors").write_bytes(b"weights")
         (output.model / "config.json").write_text("{}")

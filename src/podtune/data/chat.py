@@ -32,7 +32,7 @@ NOTES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # without slots: vars() of one goes to JSON
 class Prompt:
     """What the model is asked in a row, and what the row answers. messages: up to there; empty when not a chat."""
 

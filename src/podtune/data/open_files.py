@@ -89,8 +89,14 @@ def split_compression(name: str) -> tuple[str, str]:
 
 
 def lines_of(stream: ByteStream, origin: str) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers from 1, without what ends them. Only a line feed (or a carriage
-    return and a line feed) ends a line: U+2028 and the like are part of a text."""
+    """The lines of a text file with their numbers from 1, without what ends them."""
+    for number, line in byte_lines_of(stream, origin):
+        yield number, decoded(line, origin, number)
+
+
+def byte_lines_of(stream: ByteStream, origin: str) -> Iterator[tuple[int, bytes]]:
+    """The lines with their numbers from 1, as they lie in the file. Only a line feed ends a line: U+2028 and the like
+    are part of a text."""
     number = 0
     while line := stream.readline(MAX_RECORD_BYTES + 1):
         number += 1
@@ -101,7 +107,7 @@ def lines_of(stream: ByteStream, origin: str) -> Iterator[tuple[int, str]]:
             )
         if number == 1:
             line = without_byte_order_mark(line, origin)
-        yield number, decoded(line, origin, number).removesuffix("\n").removesuffix("\r")
+        yield number, line
 
 
 def without_byte_order_mark(start: bytes, origin: str) -> bytes:
@@ -112,13 +118,14 @@ def without_byte_order_mark(start: bytes, origin: str) -> bytes:
 
 
 def decoded(line: bytes, origin: str, number: int) -> str:
-    """A line as text. Raises UserError naming the line and the column of bytes that are not UTF-8, or of a NUL."""
+    """A line as text, without the line feed, or carriage return and line feed, at its end. Raises UserError naming the
+    line and the column of bytes that are not UTF-8, or of a NUL."""
     if b"\0" in line:
         many = line.count(b"\0") > len(line) // 3
         about = "The file looks like UTF-16: save it as UTF-8." if many else "The file is damaged, or is not text."
         raise UserError(f"{origin}:{number}: a NUL byte in column {line.index(0) + 1}. {about}")
     try:
-        return line.decode()
+        return line.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{origin}:{number}: not UTF-8: byte 0x{line[error.start]:02x} in column {error.start + 1}. "

@@ -100,7 +100,7 @@ def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
     opened = [entry.read() for entry in job.inputs]
     encoders = tuple(shape and Encoder(job.tokenizer, job.data.train_on, shape) for shape, _ in opened)
     settings = WorkSettings(job.chunks, job.staging, job.max_length, job.data.too_long, job.seed, encoders)
-    with Workers(job.workers(), settings, job.chunks) as workers:
+    with Workers(job.workers(), settings, job.staging) as workers:
         chunks = _encode(job, [records for _, records in opened], workers, show)
         reports = source_reports(job, chunks)
         notes = [

@@ -8,6 +8,7 @@ chunks that are there and whole.
 
 import hashlib
 import json
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -122,7 +123,7 @@ def read_chunk(chunks: Path, number: int) -> Chunk | None:
             names = ("lengths", "trained", "digests", "pieces", "numbers", "origins")
             entries: dict[str, Any] = {name: arrays[name] for name in names}
             whole = int(arrays["checksum"]) == zlib.crc32(path.read_bytes())
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, RuntimeError, struct.error, zlib.error):
         return None
     if not whole:
         return None

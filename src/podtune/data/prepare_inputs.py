@@ -66,7 +66,7 @@ class Input:
         sound = [record for record in first if isinstance(record, Record)]
         broken = [str(line) for line in first if isinstance(line, Refused)]
         if broken and not sound:
-            raise UserError(broken[0])
+            raise UserError("\n".join(broken))
         try:
             shape = sniff_shape(sound, shape=self._shape, columns=self._columns) if sound else None
         except UserError as error:

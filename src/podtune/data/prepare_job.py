@@ -82,7 +82,7 @@ def open_job(
         "tokenizer": tokenizer.fingerprint,
         "template": tokenizer.chat_template,
         "max_length": max_length,
-        "short_rows": data.max_length is None,
+        "short_rows": data.packing and data.max_length is None,
         "seed": seed,
         **{name: getattr(data, name) for name in ("train_on", "too_long", "packing", "deduplicate")},
     }

@@ -63,7 +63,7 @@ class Workers(Generic[Shared]):
         if self._pool is None:
             self._file.write_bytes(pickle.dumps(self.shared))
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count - 1, context, _begin_worker, (self._file,))
+            self._pool = ProcessPoolExecutor(self.count - 1, context, _begin_worker, (self._file, os.getpid()))
         return self._pool
 
     def __enter__(self) -> "Workers[Shared]":
@@ -72,15 +72,16 @@ class Workers(Generic[Shared]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+            self._file.unlink(missing_ok=True)
 
 
-def _begin_worker(shared: Path) -> None:
+def _begin_worker(shared: Path, parent: int) -> None:
     global _shared
+    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
     _shared = pickle.loads(shared.read_bytes())
     atexit.register(os._exit, 0)  # gives the memory back at once, where taking it down object by object takes its time
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process per core is threads enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then sends no more tasks
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def _leave_with_parent(parent: int) -> None:

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from podtune.config.errors import UserError
-from podtune.data.open_files import MAX_RECORD_BYTES, ByteStream, DataFile, lines_of, open_data, without_byte_order_mark
+from podtune.data.open_files import (
+    MAX_RECORD_BYTES,
+    ByteStream,
+    DataFile,
+    byte_lines_of,
+    decoded,
+    open_data,
+    without_byte_order_mark,
+)
 from podtune.data.rows import Record, Refused
 
 _CHUNK_BYTES = 1 << 20
@@ -54,10 +62,11 @@ _KINDS: dict[type, str] = {
 def read_jsonl(file: DataFile) -> Iterator[Record | Refused]:
     """One object per line; blank lines are passed over. A broken line does not hide those behind it."""
     with open_data(file) as stream:
-        for number, line in lines_of(stream, file.origin):
-            if line and not line.isspace():
+        for number, line in byte_lines_of(stream, file.origin):
+            if not line.isspace():
                 try:
-                    yield Record(file.origin, number, _parse_line(line, file.origin, number))
+                    text = decoded(line, file.origin, number)
+                    yield Record(file.origin, number, _parse_line(text, file.origin, number))
                 except UserError as error:
                     yield Refused.by(error, file.origin, number)
 

@@ -236,12 +236,15 @@ def _flat_shape(shape: tuple[int, ...], place: _Place) -> tuple[int, int]:
 
 
 def _read(array: jax.Array, layer: int | None, shape: tuple[int, int], place: _Place) -> np.ndarray:
-    if not array.is_fully_addressable:
-        assert isinstance(array.sharding, NamedSharding)
-        everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
-        array = jax.jit(lambda x: x, out_shardings=everywhere)(array).addressable_data(0)
-    whole = np.asarray(array, _FLOAT32)  # kept with the array: reading all its layers moves it once
-    half = whole if layer is None else whole[layer]
+    if array.is_fully_addressable:
+        whole = np.asarray(array)  # kept with the array: to read all its layers moves it once
+        part = whole if layer is None else whole[layer]
+    else:
+        part = array if layer is None else array[layer]
+        assert isinstance(part.sharding, NamedSharding)
+        everywhere = NamedSharding(part.sharding.mesh, PartitionSpec())
+        part = jax.jit(lambda x: x, out_shardings=everywhere)(part).addressable_data(0)
+    half = np.asarray(part, _FLOAT32)
     return half.reshape(shape[::-1]).T if place.transposed else half.reshape(shape)
 
 

@@ -60,8 +60,8 @@ def load_weights(
 
     dtype: of what is loaded; None keeps what the description says. Adapters keep theirs and start from the key.
     say: is told which tensors are left unread, and which are held in another dtype than they are stored in.
-    Raises UserError listing tensors that are missing, left over or of another shape, before it reads any, and naming
-    one that holds what is not finite.
+    Raises UserError listing tensors that are missing, left over, of another shape or no floats, before it reads any,
+    and naming one that holds what is not finite.
     """
     plan = plan_loading(model, store, say=say)
     converted: Counter[tuple[str, str]] = Counter()
@@ -98,7 +98,7 @@ def plan_loading(model: Model, store: TensorStore, *, say: Say | None = None) ->
     sources: dict[str, list[str]] = {}
     missing: list[str] = []
     misshapen: list[str] = []
-    whole: list[str] = []
+    not_floating: list[str] = []
     for tensor in checkpoint_tensors(model):
         name = to_theirs(tensor.name)
         sources.setdefault(tensor.ours, []).append(name)
@@ -107,7 +107,7 @@ def plan_loading(model: Model, store: TensorStore, *, say: Say | None = None) ->
         elif held[name].shape != tensor.shape:
             misshapen.append(f"{name} is {held[name].shape}, config.json says {tensor.shape}")
         elif not jnp.issubdtype(held[name].dtype, jnp.floating):
-            whole.append(f"{name} is {held[name].dtype.name}")
+            not_floating.append(f"{name} is {held[name].dtype.name}")
     used = {name for names in sources.values() for name in names}
     spare = [name for name in held if name not in used]
     left, ignored = _sort_out(spare, (*IGNORED, *model.family.ignored))
@@ -119,7 +119,7 @@ def plan_loading(model: Model, store: TensorStore, *, say: Say | None = None) ->
             ("missing", missing),
             ("left over", left),
             ("of another shape", misshapen),
-            ("of whole numbers", whole),
+            ("of another kind of number", not_floating),
         )
         if names
     ]
@@ -201,8 +201,8 @@ def _load(param: Param, names: list[str], store: TensorStore, mesh: Mesh) -> jax
     write = _writer(param, sharding)
     for layer, name in enumerate(names):
         stack, finite = write(stack, _read(param, name, store, mesh), layer)
-        # One at a time: without waiting, the tensors of many layers would lie on the host at once.
         _require_finite(name, finite)
+        # One at a time: without waiting, the tensors of many layers would lie on the host at once.
         stack.block_until_ready()
     return stack
 
@@ -245,7 +245,9 @@ def _to_ours(tensor: jax.Array, param: Param) -> tuple[jax.Array, jax.Array]:
 
 @lru_cache(maxsize=64)
 def _converter(param: Param, sharding: NamedSharding) -> Any:
-    return jax.jit(partial(_to_ours, param=param), out_shardings=(sharding, None))
+    return jax.jit(
+        partial(_to_ours, param=param), out_shardings=(sharding, NamedSharding(sharding.mesh, PartitionSpec()))
+    )
 
 
 @lru_cache(maxsize=64)
@@ -254,4 +256,4 @@ def _writer(param: Param, sharding: NamedSharding) -> Any:
         ours, finite = _to_ours(tensor, param)
         return jax.lax.dynamic_update_index_in_dim(stack, ours, layer, axis=0), finite
 
-    return jax.jit(write, out_shardings=(sharding, None), donate_argnums=0)
+    return jax.jit(write, out_shardings=(sharding, NamedSharding(sharding.mesh, PartitionSpec())), donate_argnums=0)

@@ -3,12 +3,14 @@
 The gradient is formed in the forward pass, chunk by chunk: the logits of a chunk of positions are made, used for the
 loss and for the gradients of states and unembedding, and dropped. The backward pass only scales what was kept.
 
-Within each row the positions that bear loss come first, and a chunk in which none does costs nothing: of a chat, that
-is often two thirds of the work, which for a small model with a large vocabulary is most of the step.
+Within each row the positions that bear loss come first, and chunks in which no row has any are not computed. Of chats
+that can be two thirds of the work, which for a small model with a large vocabulary is most of the step. The row with
+the most such positions decides, rounded up to a whole chunk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,21 +48,28 @@ def chunked_cross_entropy(
     return _loss(settings, states, unembedding, targets, weights)
 
 
+class _Chunks(NamedTuple):
+    """Positions in the order (rows, seq), those that bear loss first in their row, and cut along seq into chunks of
+    (chunks, rows, chunk_positions, ...). The first `bearing` chunks hold all that bear loss; the last is filled up with
+    weight 0."""
+
+    order: Array
+    bearing: Array
+    states: Array
+    targets: Array
+    weights: Array
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(settings: _Settings, states: Array, unembedding: Array, targets: Array, weights: Array) -> Array:
     """Without a gradient: evaluation."""
     unembedding = unembedding.astype(states.dtype)
+    chunks = _chunks(settings, states, targets=targets, weights=weights)
 
-    def add_chunk(total: Array, states: Array, targets: Array, weights: Array) -> Array:
-        return total + _chunk_loss(settings, states, unembedding, targets, weights)[0]
+    def add_chunk(number: Array, total: Array) -> Array:
+        return total + _chunk_loss(settings, chunks, number, matrix=unembedding).loss
 
-    def one_chunk(total: Array, chunk: Any) -> tuple[Array, None]:
-        bears_loss, *arrays = chunk
-        return lax.cond(bears_loss, add_chunk, lambda total, *_: total, total, *arrays), None
-
-    chunks, _ = _chunks(settings, states, targets, weights)
-    total, _ = lax.scan(one_chunk, jnp.float32(0), chunks)
-    return total
+    return lax.fori_loop(0, chunks.bearing, add_chunk, jnp.float32(0))
 
 
 def _forward(settings: _Settings, states: Any, unembedding: Any, targets: Any, weights: Any) -> tuple[Array, Any]:
@@ -69,32 +78,28 @@ def _forward(settings: _Settings, states: Any, unembedding: Any, targets: Any, w
     rows, seq = states.value.shape[:2]
     # Cast once, outside the loop: a split matrix is then gathered once, and in the narrow type.
     matrix = unembedding.value.astype(states.value.dtype)
+    chunks = _chunks(settings, states.value, targets=targets.value, weights=weights.value)
 
-    def add_chunk(carry: Any, states: Array, targets: Array, weights: Array) -> tuple[Any, Array]:
-        total, of_matrix = carry
-        loss, of_logits = _chunk_loss(settings, states, matrix, targets, weights)
-        of_logits = of_logits().astype(states.dtype)
+    def add_chunk(number: Array, carry: Any) -> Any:
+        total, of_matrix, of_states = carry
+        chunk = _chunk_loss(settings, chunks, number, matrix=matrix)
+        of_logits = chunk.of_logits().astype(matrix.dtype)
         contracted = (((2,), (0 if settings.vocab_first else 1,)), ((), ()))
-        of_states = lax.dot_general(of_logits, matrix, contracted, preferred_element_type=jnp.float32)
+        here = lax.dot_general(of_logits, matrix, contracted, preferred_element_type=jnp.float32)
+        of_states = lax.dynamic_update_index_in_dim(of_states, here.astype(matrix.dtype), number, axis=0)
         if trained:
+            states = chunks.states[number]
             factors = (of_logits, states) if settings.vocab_first else (states, of_logits)
             of_matrix = of_matrix + lax.dot_general(
                 *factors, (((0, 1), (0, 1)), ((), ())), preferred_element_type=jnp.float32
             )
-        return (total + loss, of_matrix), of_states.astype(states.dtype)
+        return total + chunk.loss, of_matrix, of_states
 
-    def pass_over(carry: Any, states: Array, *_: Array) -> tuple[Any, Array]:
-        return carry, jnp.zeros_like(states)
-
-    def one_chunk(carry: Any, chunk: Any) -> tuple[Any, Array]:
-        bears_loss, *arrays = chunk
-        return lax.cond(bears_loss, add_chunk, pass_over, carry, *arrays)
-
-    start = (jnp.float32(0), jnp.zeros(matrix.shape, jnp.float32) if trained else None)
-    chunks, order = _chunks(settings, states.value, targets.value, weights.value)
-    (total, of_matrix), of_states = lax.scan(one_chunk, start, chunks)
+    start = (jnp.float32(0), jnp.zeros(matrix.shape, jnp.float32) if trained else None, jnp.zeros_like(chunks.states))
+    # A loop that ends early, and no branch within one: what a branch needs of a split matrix is gathered in the branch.
+    total, of_matrix, of_states = lax.fori_loop(0, chunks.bearing, add_chunk, start)
     of_states = jnp.moveaxis(of_states, 0, 1).reshape(rows, -1, of_states.shape[-1])[:, :seq]
-    of_states = jnp.take_along_axis(of_states, jnp.argsort(order, axis=1)[..., None], axis=1)
+    of_states = jnp.take_along_axis(of_states, jnp.argsort(chunks.order, axis=1)[..., None], axis=1)
     if trained:
         of_matrix = of_matrix.astype(unembedding.value.dtype)
     return total, (of_states, of_matrix)
@@ -109,27 +114,29 @@ def _backward(settings: _Settings, kept: Any, gradient: Array) -> tuple[Array | 
 _loss.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _chunks(
-    settings: _Settings, states: Array, targets: Array, weights: Array
-) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Whether a chunk bears loss, (chunks,), and its states, targets and weights, (chunks, rows, chunk_positions, ...);
-    and the order in which positions stand in them, (rows, seq). The last chunk is filled with weight 0."""
+def _chunks(settings: _Settings, states: Array, *, targets: Array, weights: Array) -> _Chunks:
+    size = settings.chunk_positions
     order = jnp.argsort(weights == 0, axis=1, stable=True)
 
     def cut(array: Array) -> Array:
         rows, seq, *rest = array.shape
         ordered = jnp.take_along_axis(array, order.reshape(rows, seq, *[1] * len(rest)), axis=1)
-        missing = -seq % settings.chunk_positions
-        padded = jnp.pad(ordered, [(0, 0), (0, missing), *[(0, 0)] * len(rest)])
-        return jnp.moveaxis(padded.reshape(rows, -1, settings.chunk_positions, *rest), 1, 0)
+        padded = jnp.pad(ordered, [(0, 0), (0, -seq % size), *[(0, 0)] * len(rest)])
+        return jnp.moveaxis(padded.reshape(rows, -1, size, *rest), 1, 0)
 
-    states, targets, weights = cut(states), cut(targets), cut(weights)
-    # Found for all chunks at once: over many devices each question is a message.
-    return (jnp.any(weights != 0, axis=(1, 2)), states, targets, weights), order
+    most = jnp.max(jnp.sum(weights != 0, axis=1))
+    return _Chunks(order, (most + size - 1) // size, cut(states), cut(targets), cut(weights))
 
 
-def _chunk_loss(settings: _Settings, states: Array, matrix: Array, targets: Array, weights: Array) -> tuple[Array, Any]:
-    """The loss of a chunk and a function that gives its gradient by the logits before the soft cap, float32."""
+class _ChunkLoss(NamedTuple):
+    """The loss of a chunk, and what gives its gradient by the logits before the soft cap, float32."""
+
+    loss: Array
+    of_logits: Callable[[], Array]
+
+
+def _chunk_loss(settings: _Settings, chunks: _Chunks, number: Array, *, matrix: Array) -> _ChunkLoss:
+    states, targets, weights = (array[number] for array in (chunks.states, chunks.targets, chunks.weights))
     contracted = (((2,), (1 if settings.vocab_first else 0,)), ((), ()))
     logits = lax.dot_general(states, matrix, contracted, preferred_element_type=jnp.float32)
     if settings.soft_cap is not None:
@@ -152,4 +159,4 @@ def _chunk_loss(settings: _Settings, states: Array, matrix: Array, targets: Arra
             gradient = gradient * (1 - jnp.square(logits / settings.soft_cap))
         return gradient
 
-    return jnp.sum(weights * loss), of_logits
+    return _ChunkLoss(jnp.sum(weights * loss), of_logits)

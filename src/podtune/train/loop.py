@@ -15,6 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from podtune.config.errors import Interrupted, UserError
+from podtune.config.schema import Run
+from podtune.data.prepared import PreparedSplit
 from podtune.hub.telling import counted
 from podtune.parallel.mesh import describe_mesh
 from podtune.train.cache import enable_compile_cache
@@ -42,7 +44,7 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
     """
     enable_compile_cache()
     run = job.run
-    _check_validation(job)
+    check_validation(job.run, job.validation_split)
     keep_best = job.validation_split is not None if run.output.keep_best == "auto" else run.output.keep_best
     checkpoints = Checkpoints(job.output, keep=run.output.keep_checkpoints, keep_best=keep_best)
     try:
@@ -65,16 +67,15 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
     return result
 
 
-def _check_validation(job: Job) -> None:
+def check_validation(run: Run, validation_split: PreparedSplit | None) -> None:
     """Raises UserError when a setting needs validation rows and too few were left to hold any out."""
-    run = job.run
     needing = {
         "train.early_stopping": run.train.early_stopping is not None,
         "export.checkpoint: best": run.export.checkpoint == "best",
         "output.keep_best": run.output.keep_best is True,
     }
     asked = [key for key, wanted in needing.items() if wanted]
-    if asked and job.validation_split is None:
+    if asked and validation_split is None:
         raise UserError(
             f"{' and '.join(asked)} cannot be followed: no rows are held out for validation. "
             f"Give data.validation a file or a number of rows, or take {'it' if len(asked) == 1 else 'them'} out."

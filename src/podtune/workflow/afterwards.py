@@ -32,7 +32,8 @@ def export_run(output: OutputFolder, console: Console, *, dtype: str | None = No
         finishing.export_model(work)
         finishing.check_exported(work)
         finishing.write_report(work)
-        output.reach("finished")
+        if output.has_reached("trained"):  # else its training can be gone on with
+            output.reach("finished")
         output.publish(whole=True)
 
 

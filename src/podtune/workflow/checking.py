@@ -1,13 +1,14 @@
-"""All that a run would refuse and that can be told without fetching anything: what `podtune check` looks at.
+"""What a run would refuse, as far as it can be told without fetching anything and without the machine that will train:
+what `podtune check` looks at.
 
 Each part yields its faults and goes on, so that one does not hide the others. The model is opened, and the data
-prepared, as the run does it: what passes here passes there.
+prepared, as the run does it. Devices, mesh and memory are not looked at: they are those of another machine.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from podtune.config.rows import Data, Source
 from podtune.config.schema import Run
 from podtune.hub.remote import is_remote
 from podtune.hub.telling import counted
-from podtune.workflow.output import OutputFolder, check_usable
+from podtune.workflow import identity
+from podtune.workflow.output import OutputFolder, check_usable, is_output_folder, open_output
 from podtune.workflow.work import Work
 
 SHOWN_FAULTS = 10
@@ -38,17 +40,20 @@ def faults_of(run: Run, console: Console, *, rows: int | None = None) -> Iterato
         opened = not faults
     else:
         yield from _address_faults(work)
-    faults = list(_data_faults(work, rows))
-    yield from faults
-    if opened and not faults and rows is None and not _remote_sources(run.data):
+    if opened and rows is None and not any(_is_address(source.path) for _, source in _sources(run.data)):
         yield from _row_faults(work)
-    elif not faults:
-        work.say("data: whether rows can be tokenised and have something to train on was not looked at")
+    else:
+        yield from _form_faults(work, rows)
     yield from _output_faults(work)
 
 
+def _is_address(path: str) -> bool:
+    """Whether it has to be fetched: gs://, s3://, hub://."""
+    return "://" in path
+
+
 def _lies_here(source: str) -> bool:
-    return "://" not in source and (
+    return not _is_address(source) and (
         os.path.exists(os.path.expanduser(source)) or source.startswith((".", "/", "~")) or source.endswith(".gguf")
     )
 
@@ -58,7 +63,7 @@ def _address_faults(work: Work) -> Iterator[str]:
     from podtune.hub.download import parse_hub_id
 
     source, template = work.run.model.source, work.run.model.chat_template
-    if "://" not in source and parse_hub_id(source) is None:
+    if not _is_address(source) and parse_hub_id(source) is None:
         yield f"model: {source} is neither a file or folder here nor a Hub id (owner/name, optionally @revision)"
     else:
         work.say(f"model: {source} is fetched when the run starts; it was not looked at")
@@ -91,33 +96,30 @@ def _model_faults(work: Work) -> Iterator[str]:
         yield str(error)
 
 
-def _remote_sources(data: Data) -> bool:
+def _sources(data: Data) -> list[tuple[str, Source]]:
+    """Every source with what its rows are for."""
     validation = data.validation if isinstance(data.validation, tuple) else ()
-    return any("://" in source.path for source in (*data.train, *validation))
+    return [*(("training", source) for source in data.train), *(("validation", source) for source in validation)]
 
 
-def _data_faults(work: Work, rows: int | None) -> Iterator[str]:
-    """Of the form of the rows that lie on this machine."""
-    data = work.run.data
-    validation = data.validation if isinstance(data.validation, tuple) else ()
-    for use, sources in (("training", data.train), ("validation", validation)):
-        for source in sources:
-            if "://" in source.path:
-                work.say(f"data: {source.path} is fetched when the run starts; it was not looked at")
-            else:
-                yield from _source_faults(data, source, use, rows, work.say)
+def _form_faults(work: Work, rows: int | None) -> Iterator[str]:
+    """Of the form of the rows that lie on this machine, where there is no tokenizer to prepare them with."""
+    for use, source in _sources(work.run.data):
+        if _is_address(source.path):
+            work.say(f"data: {source.path} is fetched when the run starts; it was not looked at")
+        else:
+            yield from _source_faults(work, source, use=use, limit=rows)
+    work.say("data: whether rows can be tokenised and have something to train on was not looked at")
 
 
-def _source_faults(
-    data: Data, source: Source, use: str, limit: int | None, say: Callable[[str], None]
-) -> Iterator[str]:
+def _source_faults(work: Work, source: Source, *, use: str, limit: int | None) -> Iterator[str]:
     from podtune.data.prepare_inputs import open_input
     from podtune.data.rows import Refused
     from podtune.data.shapes import to_row
 
     read = told = 0
     try:
-        shape, records = open_input(data, source).read()
+        shape, records = open_input(work.run.data, source).read()
         if shape is None:
             yield f"data: {source.path} holds no rows"
             return
@@ -134,21 +136,21 @@ def _source_faults(
                 if told <= SHOWN_FAULTS:
                     yield fault
     except PodtuneError as error:
-        yield from str(error).splitlines()
+        yield str(error)
         return
     if told > SHOWN_FAULTS:
-        yield f"{source.path}: and {told - SHOWN_FAULTS:,} more rows with faults"
-    say(f"data: {source.path}: {counted(read, f'{use} row')}, {shape.describe()}, {told:,} with faults")
+        yield f"{source.path}: and {counted(told - SHOWN_FAULTS, 'more row')} with faults"
+    work.say(f"data: {source.path}: {counted(read, f'{use} row')}, {shape.describe()}, {told:,} with faults")
 
 
 def _row_faults(work: Work) -> Iterator[str]:
-    """Of rows that have the right form: prepared as for the run, which then finds them so."""
+    """Of rows as the run prepares them; it then finds them so."""
     from podtune.workflow.beginning import prepare_data
 
     try:
         prepare_data(work)
     except PodtuneError as error:
-        yield from str(error).splitlines()
+        yield str(error)
 
 
 def _output_faults(work: Work) -> Iterator[str]:
@@ -158,5 +160,8 @@ def _output_faults(work: Work) -> Iterator[str]:
         return
     try:
         check_usable(work.run)
+        if hasattr(work, "prepared") and is_output_folder(Path(output)):
+            work.output = open_output(Path(output))
+            identity.refuse_changes(work, identity.fingerprints(work))
     except PodtuneError as error:
-        yield from str(error).splitlines()
+        yield str(error)

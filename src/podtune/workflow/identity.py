@@ -15,9 +15,14 @@ from podtune.workflow.work import Work
 
 
 def check_same_run(work: Work) -> None:
-    """Raises UserError when the folder holds a run of another model or other data; else it is this run's now."""
+    """Raises UserError when the folder holds a run of another model or other data."""
     if work.output.writes:  # the others have no record
-        _refuse_changes(work, fingerprints(work))
+        refuse_changes(work, fingerprints(work))
+
+
+def take_folder(work: Work) -> None:
+    """The folder is this run's from here on, and what an earlier one left there and is not gone on with is removed."""
+    if work.output.writes:
         work.output.take(work.run)
         work.output.update(
             podtune=__version__,
@@ -38,7 +43,7 @@ def check_finished(work: Work) -> str:
         if before != work.run.model.source:
             raise
         return f"\nwarning: whether model and data are still those of this run cannot be told: {error}"
-    _refuse_changes(work, now)
+    refuse_changes(work, now)
     return ""
 
 
@@ -64,7 +69,8 @@ def _data(work: Work) -> str:
     ).fingerprint
 
 
-def _refuse_changes(work: Work, now: Mapping[str, str]) -> None:
+def refuse_changes(work: Work, now: Mapping[str, str]) -> None:
+    """Raises UserError when the folder's record has other fingerprints."""
     record = work.output.record
     recorded: dict[str, Any] = {
         "model": record.get("model", {}).get("fingerprint"),

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,9 @@ class OutputFolder:
         """Removes all that an earlier run has made, and starts the record. Killed in between, it is done again by the
         next run, for run.json says what is under way."""
         self.anew, self.record = False, {}
+        self.update(removing=True)  # first: without a state, no run.yaml beside it counts
+        self.publish(whole=False)
         self._keep(run)
-        self.update(removing=True)
         for name in _OF_ONE_RUN:
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -147,6 +148,8 @@ def check_usable(run: Run, *, fresh: bool = False) -> None:
         _check_remote(run, fresh=fresh)
         return
     path = Path(run.output.path)
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"output: {path} is a link to {path.readlink()}, which is not there. Make that folder first.")
     if path.exists() and not path.is_dir():
         raise UserError(f"output: {path} is a file. Name a folder that does not exist yet, or an empty one.")
     if is_output_folder(path):
@@ -163,7 +166,8 @@ def check_usable(run: Run, *, fresh: bool = False) -> None:
 def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[OutputFolder]:
     """The run's folder, made if it is not there, and kept from every other run until the block ends.
 
-    What is in it stays as it is until `OutputFolder.take`; a folder made for a block that ends before is removed.
+    What is in it stays as it is until `OutputFolder.take`; folders made for a block that ends before are removed (the
+    local copy of what an object store holds is not).
     fresh: what an earlier run has made there is to go. first: False in the other processes of one run, which write
     nothing.
     """
@@ -173,19 +177,8 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
     check_usable(run, fresh=fresh)
     path = local_folder(run.output.path)
     address = run.output.path if is_remote(run.output.path) else None
-    made = not path.exists()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("a")
-    except OSError as error:
-        raise UserError(f"output: {path} cannot be made ({error.strerror}). Name another folder.") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"output: another podtune is running in {path}. Wait for it to end, or name another folder."
-            ) from error
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    with _locked(path):
         if address is not None:
             fetch(address, path)
         folder = OutputFolder(path, address=address, anew=fresh or not _has_begun(path, address))
@@ -194,9 +187,42 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
         try:
             yield folder
         finally:
-            if made and folder.anew and [one.name for one in path.iterdir()] == [".lock"]:
-                (path / ".lock").unlink()
-                path.rmdir()
+            if folder.anew:
+                _remove_empty(made)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The folder, made if it is not there, with its lock held."""
+    while True:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = (path / ".lock").open("a")
+        except FileNotFoundError:  # another run has just removed the folder it made
+            continue
+        except OSError as error:
+            raise UserError(f"output: {path} cannot be made ({error.strerror}). Name another folder.") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(
+                    f"output: another podtune is running in {path}. Wait for it to end, or name another folder."
+                ) from error
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), os.stat(path / ".lock")):
+                    yield
+                    return
+        # The lock was removed with its folder before it was ours: it keeps nobody out.
+
+
+def _remove_empty(made: Sequence[Path]) -> None:
+    """Takes folders away again that were made for a run which then did nothing; made[0] holds the lock."""
+    if made and [one.name for one in made[0].iterdir()] == [".lock"]:
+        with suppress(OSError):
+            (made[0] / ".lock").unlink()
+            for folder in made:
+                folder.rmdir()
 
 
 def differences(before: Run, now: Run) -> list[str]:
@@ -247,7 +273,7 @@ def _has_begun(path: Path, address: str | None = None) -> bool:
     if state in STATES[1:]:
         return True
     checkpoints = path / "checkpoints"
-    saved = checkpoints.is_dir() and any(checkpoints.iterdir())
+    saved = checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir())
     # Without a state, what is there was being removed.
     return state is not None and (saved or (address is not None and "checkpoints" in listed(address)))
 

@@ -54,6 +54,17 @@ def train_model(work: Work) -> None:
     work.output.reach("trained", results=results_record(work))
 
 
+def check_steps(work: Work) -> None:
+    """Raises UserError for settings of training that do not fit the data or the mesh, while nothing is written yet."""
+    from podtune.train.geometry import plan_geometry
+    from podtune.train.loop import check_validation
+
+    check_validation(work.run, work.prepared.validation)
+    if work.output.anew:  # a run that is gone on with keeps its batches
+        split = work.prepared.train
+        plan_geometry(work.run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
+
+
 def answer_after(work: Work) -> None:
     """The same prompts, answered by the weights that are exported."""
     answer(work, work.weights, step=work.result.steps, moment="after")
