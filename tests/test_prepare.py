@@ -228,7 +228,7 @@ def test_equal_rows_are_counted_and_on_request_dropped(tmp_path: Path) -> None:
     path = str(write_rows(tmp_path / "a.jsonl", rows))
     kept = prepare_chats(tmp_path, {"train": path, "validation": "none"})
     assert kept.train.examples == 14
-    assert any("4 rows are equal to an earlier one" in note for note in kept.report.notes)
+    assert any("equal to an earlier row: 4 rows" in note for note in kept.report.notes)
     dropped = prepare_chats(tmp_path, {"train": path, "validation": "none", "deduplicate": True})
     assert dropped.train.examples == 10
     source = dropped.report.sources[0]

@@ -34,6 +34,7 @@ from podtune.data.prepare_workers import Workers
 from podtune.data.prepare_write import forget_chunks, shard_rows, write_plan, write_shard
 from podtune.data.prepared import HELD_OUT, HeldOut, Prepared, PreparedSplit, open_prepared, write_manifest
 from podtune.data.rows import Record, Refused
+from podtune.hub.telling import counted
 from podtune.hub.tokenizer import Tokenizer
 
 __all__ = ["HeldOut", "PrepareReport", "Prepared", "PreparedSplit", "default_cache", "prepare"]
@@ -130,7 +131,7 @@ def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
     shutil.rmtree(job.chunks, ignore_errors=True)
     finished = open_prepared(job.folder, reused=False)
     assert finished is not None, "the folder was renamed just now"
-    show.say(f"prepared {finished.train.rows:,} rows in {report.seconds:.1f} s into {job.folder}")
+    show.say(f"prepared {counted(finished.train.rows, 'row')} in {report.seconds:.1f} s into {job.folder}")
     return finished
 
 

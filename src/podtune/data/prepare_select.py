@@ -12,6 +12,7 @@ from podtune.data.prepare_encode import Chunk
 from podtune.data.prepare_job import Job
 from podtune.data.prepare_report import PLACES, REASON_EQUAL, SourceReport
 from podtune.data.rows import place
+from podtune.hub.telling import counted
 
 AUTO_FRACTION, AUTO_ROWS = 0.05, 500
 
@@ -82,7 +83,7 @@ def select(
                 reports[source].kept -= len(gone)
         train = train.where(kept)
     elif repeated:
-        notes.append(f"{repeated:,} rows are equal to an earlier one; data.deduplicate: true drops them")
+        notes.append(f"equal to an earlier row: {counted(repeated, 'row')}; data.deduplicate: true drops such rows")
     if isinstance(job.data.validation, tuple):
         shared = int(np.isin(validation.digest[validation.piece == 0, 0], train.digest[:, 0]).sum())
         if shared:
@@ -118,7 +119,7 @@ def held_out_rows(
     marked = np.zeros(len(examples), np.bool_)
     if count == 0:
         if wanted == "auto":
-            return marked, f"no validation split: {AUTO_FRACTION:.0%} of {total} rows is less than one row"
+            return marked, f"no validation split: {AUTO_FRACTION:.0%} of {counted(total, 'row')} is less than one row"
         return marked, None
     if count >= total:
         raise UserError(
@@ -133,7 +134,9 @@ def held_out_rows(
         singles = digests[~fits][sizes[~fits] == 1][:missing]
         missing -= len(singles)
         chosen = np.concatenate([chosen, singles])
-    note = f"{count - missing} rows held out rather than {count}: equal rows stay together" if missing else None
+    note = (
+        f"{counted(count - missing, 'row')} held out rather than {count}: equal rows stay together" if missing else None
+    )
     return np.isin(examples.digest[:, 0], chosen), note
 
 

@@ -147,7 +147,7 @@ def _fault(message: str, text: str, at: int) -> str:
     if (re.search(r",\s*$", text[:at]) and here in ("}", "]")) or re.match(r",\s*[}\]]", text[at:]):
         return "a trailing comma; take it out"
     if message.startswith("Unterminated string") or at >= len(text.rstrip()):
-        return "it is cut off here; is the file whole?"
+        return "it is cut off here, as if the file were not whole"
     if here == "'":
         return "single quotes are not JSON (this looks like Python's print); write the rows with json.dumps"
     if message.startswith("Invalid control"):
@@ -258,7 +258,7 @@ def _elements(text: _Text) -> Iterator[Record]:
         if start != "{":
             raise text.fault(
                 f"record {number}: a trailing comma; take it out" if start == "]"
-                else f"record {number} is cut off here; is the file whole?" if not start
+                else f"record {number} is cut off here, as if the file were not whole" if not start
                 else f"record {number} is not an object"
             )  # fmt: skip
         row = cast(dict[str, Any], text.value(f"record {number}"))
@@ -273,7 +273,7 @@ def _elements(text: _Text) -> Iterator[Record]:
         elif after != "]":
             raise text.fault(
                 f"after record {number}: a comma is missing" if after else
-                f"after record {number} the file ends without ]: it is cut off; is the file whole?"
+                f"after record {number} the file ends without ]: it is cut off, as if the file were not whole"
             )  # fmt: skip
     text.skip(1)
 
@@ -346,6 +346,6 @@ def _list_within(text: _Text) -> Iterator[Record]:
         if text.peek() == "}":
             raise text.fault("a trailing comma; take it out")
     if text.peek() != "}":
-        raise text.fault("the document is cut off here; is the file whole?")
+        raise text.fault("the document is cut off here, as if the file were not whole")
     text.skip(1)
     text.expect_end()
