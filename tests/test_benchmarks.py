@@ -1,7 +1,7 @@
 """The benchmarks run, and what they compare is the same on both sides."""
 
-import re
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
