@@ -125,6 +125,7 @@ UNKNOWN_ROLE = '{"messages": [{"role": "oracle", "content": "q"}, {"role": "assi
     ("rows", "settings", "said"),
     [
         ('{"messages": [{"role": "user", "content": "q"}]}', (), "train.jsonl:1: nothing to train"),
+        (CHAT.replace("assistant", "Assistant"), (), "roles are written in lower case"),
         (UNKNOWN_ROLE, ("model.chat_template=roles.jinja",), "the chat template refuses this conversation: no oracle"),
         (LONG_CHAT, ("data.max_length=8",), "none of 1 row is left for the train split (1 row dropped: longer than"),
         (CHAT, ("method.lora.targets=[nowhere]",), "nowhere"),
@@ -301,3 +302,9 @@ def test_check_accounts_for_every_tensor_of_a_model_here(run_file):
     assert done.returncode == 2
     assert "missing: 1 (model.norm.weight)" in done.stderr
     assert "left over: 1 (model.norm.scale)" in done.stderr
+
+
+def test_data_given_in_the_place_of_a_run_file_is_told_from_it(run_file):
+    done = podtune("run", "train.jsonl", folder=run_file.parent)
+    assert done.returncode == 2
+    assert "train.jsonl: this is data, and no run file. `podtune init train.jsonl`" in done.stderr

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from podtune.config.schema import Mesh
 from podtune.objectives.cross_entropy import chunked_cross_entropy
+from podtune.objectives.language import LanguageSettings, chunk_positions
 from podtune.parallel.mesh import build_mesh
 
 
@@ -183,3 +184,15 @@ def test_a_vocabulary_split_over_devices_gives_the_same_loss_and_gradients(vocab
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
     for one, other in zip(got_gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seq", "wanted"), [(1, 2048, 512), (4, 512, 128), (2, 256, 64), (1, 256, 64), (1024, 64, 1), (1, 3, 1)]
+)
+def test_a_chunk_is_of_512_tokens_at_most_and_of_a_quarter_of_the_row_at_most(rows, seq, wanted):
+    assert chunk_positions(LanguageSettings(), rows, seq) == wanted
+
+
+def test_chunks_are_of_the_rows_that_a_device_holds():
+    mesh = build_mesh(Mesh(data=2, fsdp=4, tensor=1))
+    assert chunk_positions(LanguageSettings(mesh=mesh), 32, 2048) == 128

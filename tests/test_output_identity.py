@@ -54,26 +54,59 @@ def test_fresh_leaves_nothing_of_the_old_run(tmp_path):
         assert json.loads((output.path / "run.json").read_text()) == {"state": "started"}
 
 
-def test_a_removal_that_was_killed_is_done_again_by_the_next_run(tmp_path, monkeypatch):
-    run = a_run(tmp_path)
+@pytest.mark.parametrize("dying", ["shutil.rmtree", "OutputFolder._keep"])
+def test_a_removal_that_was_killed_is_done_again_by_the_next_run(dying, tmp_path, monkeypatch):
+    run, other = a_run(tmp_path), a_run(tmp_path, train={"learning_rate": 0.5})
     with claimed(run) as output:
         output.take(run)
         output.reach("finished")
         output.checkpoints.mkdir()
         output.model.mkdir()
 
-    def dies(path):
+    def dies(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, ExitStack() as stack:
-        patch.setattr("podtune.workflow.output.shutil.rmtree", dies)
+        patch.setattr(f"podtune.workflow.output.{dying}", dies)
         with pytest.raises(KeyboardInterrupt):
-            stack.enter_context(claimed(run, fresh=True)).take(run)
-    with claimed(run) as output:
-        output.take(run)
+            stack.enter_context(claimed(other, fresh=True)).take(other)
+    with claimed(other) as output:
+        assert output.state is None  # not the finished run that it was, with the other's settings
+        output.take(other)
         assert output.state == "started"
         assert not output.checkpoints.exists()
         assert not output.model.exists()
+
+
+@pytest.mark.parametrize("fault", [FileNotFoundError, KeyboardInterrupt])
+def test_what_ends_a_run_within_its_folder_is_not_swallowed_with_the_folder(fault, tmp_path):
+    run = a_run(tmp_path, output=str(tmp_path / "deep" / "one"))
+    with pytest.raises(fault), claimed(run):
+        raise fault
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path):
+    with pytest.raises(UserError, match="cannot be made"), claimed(a_run(tmp_path, output="/proc/x")):
+        pass
+
+
+def test_a_lock_that_was_removed_before_it_was_held_is_not_relied_on(tmp_path, monkeypatch):
+    run = a_run(tmp_path)
+    opened = []
+
+    def open_and_lose(folder):
+        lock = (folder / ".lock").open("a")
+        if not opened:  # as another run does that leaves its folder at this moment
+            (folder / ".lock").unlink()
+            folder.rmdir()
+        opened.append(lock)
+        return lock
+
+    monkeypatch.setattr("podtune.workflow.output._open_if_there", open_and_lose)
+    with claimed(run) as output:
+        assert len(opened) == 2
+        assert (output.path / ".lock").exists()
 
 
 @pytest.mark.parametrize("what", ["model", "data"])
@@ -155,22 +188,6 @@ def test_a_run_that_is_refused_at_its_beginning_leaves_no_trace(there, tmp_path)
         run_workflow(run, a_console())
     assert [path.name for path in tmp_path.glob("out/*") if path.name != ".lock"] == []
     assert (tmp_path / "out").exists() is there
-
-
-def test_a_kill_between_the_marks_of_a_removal_leaves_no_mixture_of_two_runs(trained, tmp_path, monkeypatch):
-    run = a_run(tmp_path, **{**SMALL, "train": {**SMALL["train"], "learning_rate": 0.5}})
-    shutil.copytree(trained / "out", tmp_path / "out")
-
-    def dies(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, ExitStack() as stack:
-        patch.setattr("podtune.workflow.output.OutputFolder._keep", dies)
-        with pytest.raises(KeyboardInterrupt):
-            stack.enter_context(claimed(run, fresh=True)).take(run)
-    with claimed(run) as output:
-        assert output.anew
-        assert output.state is None
 
 
 def test_a_folder_in_which_nothing_was_trained_yet_is_free_for_the_next_run(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from workflow_cases import a_console, a_run, one_device_shown, run_file, write_j
 from podtune.config.errors import UserError
 from podtune.config.loading import load_run
 from podtune.workflow.afterwards import evaluate_run, export_run
-from podtune.workflow.output import check_usable, differences, open_output
+from podtune.workflow.output import OutputFolder, check_usable, differences, open_output
 from podtune.workflow.run import STAGES, run_workflow
+from podtune.workflow.training import check_steps
+from podtune.workflow.work import Work
 
 pytestmark = pytest.mark.usefixtures("one_device")
 TOKENS = some_tokens()
@@ -293,3 +296,15 @@ def test_a_prompt_of_the_users_that_is_too_long_is_refused_before_data_is_prepar
     with pytest.raises(UserError, match=r"eval\.prompts\[1\] \('long .*…'\) has [0-9,]+ tokens"):
         run_workflow(run, a_console())
     assert not (tmp_path / "prepared").exists()
+
+
+def test_a_batch_that_is_less_than_a_row_is_said(tmp_path):
+    data = {"train": str(tmp_path / "chats.jsonl")}  # without max_length, beside which the run file itself is refused
+    run = a_run(tmp_path, data=data, train={"steps": 1, "batch_tokens": 32}, eval={"every": None})
+    work = Work(run, a_console(), OutputFolder(tmp_path / "out"))
+    work.prepared = SimpleNamespace(validation=None, train=SimpleNamespace(row_tokens=64))
+    check_steps(work)
+    assert work.warnings == [
+        "train.batch_tokens=32 is less than a row of 64 tokens: a step takes whole rows. Shorten them with "
+        "data.max_length for smaller steps."
+    ]

@@ -23,12 +23,18 @@ STAND_INS: Mapping[str, Any] = {"method": "full"}
 """What takes the place of a faulty required key, so that the rest can still be checked."""
 
 
+_DATA_ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+
+
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     """The Run that the file and the overrides (`train.learning_rate=1e-4`) describe.
 
     Raises ConfigError with every fault of both, sorted as they stand.
     """
     name = str(path)
+    if Path(path).suffix in _DATA_ENDINGS and Path(path).is_file():
+        fault = f"this is data, and no run file. `podtune init {name}` writes a run file for it"
+        raise ConfigError(name, [f"{name}: {fault}"])
     document = read_document(_read_text(Path(path), name), name)
     faults = document.faults
     root = document.root

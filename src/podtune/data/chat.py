@@ -300,7 +300,8 @@ def _says_nothing(conversation: Conversation, index: int) -> bool:
 def _why_nothing(conversation: Conversation, train_on: TrainOn) -> str:
     roles = ", ".join(dict.fromkeys(message.role for message in conversation.messages))
     if all(message.role != "assistant" for message in conversation.messages):
-        return f"nothing to train: no message is the assistant's (roles: {roles})"
+        lower = "; roles are written in lower case" if "assistant" in roles.lower() else ""
+        return f"nothing to train: no message is the assistant's (roles: {roles}){lower}"
     return f"nothing to train: train_on is {train_on} and every turn that it names has train: false or is in the prompt"
 
 

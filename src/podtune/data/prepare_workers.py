@@ -77,11 +77,11 @@ class Workers(Generic[Shared]):
 
 def _begin_worker(shared: Path, parent: int) -> None:
     global _shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then sends no more tasks
     threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
     _shared = pickle.loads(shared.read_bytes())
     atexit.register(os._exit, 0)  # gives the memory back at once, where taking it down object by object takes its time
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process per core is threads enough
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then sends no more tasks
 
 
 def _leave_with_parent(parent: int) -> None:

@@ -19,6 +19,10 @@ from podtune.objectives.cross_entropy import chunked_cross_entropy
 from podtune.parallel.sharding import data_shards
 from podtune.weights.leaves import as_array
 
+# Of a row: with fewer there is little to pass over where a third of its positions bear loss, and from there on each
+# reads the unembedding once more.
+_LEAST_CHUNKS = 4
+
 
 @runtime_checkable
 class LanguageModel(Protocol):
@@ -34,7 +38,8 @@ class LanguageModel(Protocol):
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """How the loss is computed. chunk_tokens: positions that a device takes through the unembedding at a time."""
+    """How the loss is computed. chunk_tokens: positions that a device takes through the unembedding at a time, at
+    most."""
 
     label_smoothing: float = 0.0
     remat: str = "none"
@@ -76,7 +81,6 @@ def sft_loss(
         mesh=settings.mesh,
     )
     unembedding = model.unembedding(weights)
-    rows_here = max(1, batch["tokens"].shape[0] // settings.row_shards)
     loss = chunked_cross_entropy(
         hidden.states,
         as_array(unembedding.weight),
@@ -85,6 +89,12 @@ def sft_loss(
         vocab_first=unembedding.tied,
         label_smoothing=settings.label_smoothing,
         soft_cap=unembedding.softcap,
-        chunk_positions=max(1, settings.chunk_tokens // rows_here),
+        chunk_positions=chunk_positions(settings, *batch["tokens"].shape),
     )
     return loss, {"tokens": jnp.sum(batch["weights"])}
+
+
+def chunk_positions(settings: LanguageSettings, rows: int, seq: int) -> int:
+    """Of how many positions of each row a chunk is, for a batch of so many rows over all devices."""
+    rows_here = max(1, rows // settings.row_shards)
+    return max(1, min(settings.chunk_tokens // rows_here, seq // _LEAST_CHUNKS))

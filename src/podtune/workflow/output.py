@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
@@ -26,6 +26,7 @@ from podtune.workflow.remote_output import fetch, forget, listed, publish
 STATES = ("started", "trained", "evaluated", "exported", "finished")
 """How far a run has come, in order."""
 
+_LOCK_TRIES = 5  # each fails only when another run has removed the folder since it was made
 # Told apart by fingerprint once they are open (workflow/identity.py): files may move, and others may take their place.
 _BY_FINGERPRINT = ("model", "data")
 _OF_ONE_RUN = (
@@ -194,14 +195,14 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """The folder, made if it is not there, with its lock held."""
-    while True:
+    for _ in range(_LOCK_TRIES):
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("a")
-        except FileNotFoundError:  # another run has just removed the folder it made
-            continue
+            lock = _open_if_there(path)
         except OSError as error:
             raise UserError(f"output: {path} cannot be made ({error.strerror}). Name another folder.") from error
+        if lock is None:
+            continue
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,17 +210,33 @@ def _locked(path: Path) -> Iterator[None]:
                 raise UserError(
                     f"output: another podtune is running in {path}. Wait for it to end, or name another folder."
                 ) from error
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock.fileno()), os.stat(path / ".lock")):
-                    yield
-                    return
-        # The lock was removed with its folder before it was ours: it keeps nobody out.
+            if _is_in_place(lock, path / ".lock"):
+                yield
+                return
+    raise UserError(f"output: {path} is made and removed by other runs all the while. Name another folder.")
+
+
+def _open_if_there(folder: Path) -> TextIO | None:
+    """The folder's lock, not yet held; None when another run has just removed the folder."""
+    try:
+        return (folder / ".lock").open("a")
+    except FileNotFoundError:
+        return None
+
+
+def _is_in_place(lock: TextIO, path: Path) -> bool:
+    """Whether the open lock is still the file of that name. One that was removed with its folder before it was ours
+    keeps nobody out."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
     """Takes folders away again that were made for a run which then did nothing; made[0] holds the lock."""
-    if made and [one.name for one in made[0].iterdir()] == [".lock"]:
-        with suppress(OSError):
+    with suppress(OSError):  # what ended the run is told, and not that its folder is gone already
+        if made and [one.name for one in made[0].iterdir()] == [".lock"]:
             (made[0] / ".lock").unlink()
             for folder in made:
                 folder.rmdir()
