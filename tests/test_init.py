@@ -56,7 +56,8 @@ def test_init_writes_over_no_file_unless_told_to(chats: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("", "there are no rows in 1 file"), ('{"question": "q"}', "cannot tell the shape"), ('{"text": 1', "file whole"),
+    ("", "there are no rows in 1 file"), ('{"question": "q"}', "cannot tell the shape"),
+    ('{"text": 1', "it is cut off here, as if the file were not whole"),
 ])  # fmt: skip
 def test_init_writes_nothing_for_data_that_cannot_be_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, says: str
