@@ -57,6 +57,7 @@ def test_init_writes_over_no_file_unless_told_to(chats: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize(("text", "says"), [
     ("", "there are no rows in 1 file"), ('{"question": "q"}', "cannot tell the shape"),
+    ('{"promt": "q", "completion": "a"}', "Did you mean prompt by promt"),
     ('{"text": 1', "it is cut off here, as if the file were not whole"),
 ])  # fmt: skip
 def test_init_writes_nothing_for_data_that_cannot_be_trained_on(
@@ -68,6 +69,19 @@ def test_init_writes_nothing_for_data_that_cannot_be_trained_on(
     assert status == 2
     assert says in err
     assert not Path("run.yaml").exists()
+
+
+def test_questions_and_answers_under_other_names_are_mapped_in_the_run_file_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("faq.csv").write_text("id,Question,the answer,Answer\n1,q,x,a\n2,r,x,b\n")
+    status, out, _ = run(capsys, "faq.csv")
+    assert status == 0
+    assert "2 user, 2 assistant" in out
+    assert "columns  taken for what their names usually mean" in out
+    assert load_run(Path("run.yaml")).data.columns == {"instruction": "Question", "output": "Answer"}
+    assert len(Path("run.yaml").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(

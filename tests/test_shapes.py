@@ -224,6 +224,8 @@ def test_unknown_columns_are_listed_with_how_to_map_them():
         sniff_shape(records({"question": "q", "answer": "a"}))
     with pytest.raises(UserError, match=r"maps prompt to ask, and there is no such column\. There is question"):
         sniff_shape(records({"question": "q"}), columns={"prompt": "ask", "completion": "question"})
+    with pytest.raises(UserError, match=r"maps text to boddy, .* Did you mean body\?"):
+        sniff_shape(records({"body": "q"}), columns={"text": "boddy"})
     with pytest.raises(UserError, match=r"data\.shape is messages, which reads messages; the row has text"):
         sniff_shape(records({"text": "a"}), shape="messages")
     with pytest.raises(UserError, match="preference data"):
@@ -232,16 +234,43 @@ def test_unknown_columns_are_listed_with_how_to_map_them():
         sniff_shape(records({}))
 
 
-@pytest.mark.parametrize("second", [{"text": "t"}, {"conversations": SHAREGPT}, {"other": 1}])
-def test_a_row_of_another_shape_is_refused_where_it_stands(second: dict[str, Any]):
-    with pytest.raises(UserError, match=r"a\.jsonl:2: this row .*a\.jsonl:1\) like messages.*sources of their own"):
-        sniff_shape(records({"messages": OPENAI}, second))
+@pytest.mark.parametrize("other", [{"text": "t"}, {"chats": SHAREGPT}, {"other": 1}, {}])
+@pytest.mark.parametrize("at", [0, 1, 90])
+def test_a_row_of_another_shape_is_a_fault_where_it_stands_and_hides_no_others(other: dict[str, Any], at: int):
+    rows = [{"messages": OPENAI}] * 100
+    rows[at] = other
+    read = records(*rows)
+    shape = sniff_shape(read)
+    assert shape.name == "messages"
+    with pytest.raises(UserError, match=rf"a\.jsonl:{at + 1}: column messages is missing; .* sources of their own"):
+        to_row(read[at], shape, chat=True)
 
 
-def test_a_later_row_without_the_column_is_refused_where_it_stands():
-    shape = sniff_shape(records({"messages": OPENAI}))
-    with pytest.raises(UserError, match=r"b\.jsonl:90: column messages is missing; this row has text"):
-        to_row(Record("b.jsonl", 90, {"text": "t"}), shape, chat=True)
+def test_chats_of_both_kinds_under_one_name_are_read_each_as_it_is():
+    read = records({"conversations": OPENAI}, {"conversations": SHAREGPT}, {"conversations": SHAREGPT})
+    shape = sniff_shape(read)
+    assert [to_row(record, shape, chat=True).value for record in read] == [QUESTION] * 3
+
+
+@pytest.mark.parametrize(("names", "meant"), [
+    (("question", "answer"), "instruction: question, output: answer"),
+    (("instruction", "context", "response"), "instruction: instruction, input: context, output: response"),
+    (("id", "prompt", "response"), "instruction: prompt, output: response"),
+    (("input", "output"), "instruction: input, output: output"),
+    (("Question", "Answer", "Context"), "instruction: Question, input: Context, output: Answer"),
+])  # fmt: skip
+def test_usual_names_for_questions_and_answers_are_offered(names: tuple[str, ...], meant: str):
+    with pytest.raises(UserError, match=re.escape(f"columns: {{{meant}}} for a question")):
+        sniff_shape(records(dict.fromkeys(names, "x")))
+
+
+@pytest.mark.parametrize(("names", "slip"), [
+    (("promt", "completion"), "prompt by promt"), (("Messages",), "messages by Messages"),
+    (("instruction", "ouput"), "output by ouput"), (("Text", "id"), "text by Text"),
+])  # fmt: skip
+def test_a_column_written_almost_right_is_named(names: tuple[str, ...], slip: str):
+    with pytest.raises(UserError, match=f"Did you mean {slip}"):
+        sniff_shape(records(dict.fromkeys(names, "x")))
 
 
 def test_columns_that_only_some_rows_have_are_found():

@@ -52,7 +52,13 @@ FAULTS: dict[str, tuple[str, bytes, str]] = {
     "a lone surrogate": ("a.jsonl", GOOD + b'{"text": "a\\ud83d"}\n', r":2: .*ud83d is half of a surrogate pair"),
     "a lone surrogate deep down": ("a.jsonl", b'{"m": [{"c": "\\ude00"}]}\n', r":1: .*ude00 is half of a surrogate pair"),
     "too deep": ("a.jsonl", b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", r":1: .*nested too deeply"),
-    "too many digits": ("a.jsonl", b'{"a": ' + b"1" * 5000 + b"}", r":1: not a number that can be read"),
+    "too many digits": ("a.jsonl", b'{"a": ' + b"1" * 5000 + b"}", r":1: a whole number has more than 4,300 digits; put it in quotes"),
+    "too many digits in a document": ("a.json", b'[{"a": ' + b"1" * 5000 + b"}]", r": line 1, .*more than 4,300 digits"),
+    "carriage returns alone": ("a.jsonl", GOOD.strip() + b"\r" + GOOD.strip() + b"\r", r":1: .*carriage return alone.*tr "),
+    "gzip by another name": ("a.jsonl", gzip.compress(GOOD), r": the file is compressed by gzip.*\.gz"),
+    "zstandard by another name": ("a.csv", zstandard.ZstdCompressor().compress(GOOD), r": .*zstandard.*\.zst"),
+    "Parquet by another name": ("a.json", b"PAR1 and so on", r": the file is Parquet"),
+    "a zip archive": ("a.txt", b"PK\x03\x04 and so on", r": the file is a zip archive"),
     "JSON cut off in a string": ("a.json", b'[{"text": "a"},\n {"text": "b', r": line 2, column 11: record 2: it is cut off here"),
     "JSON cut off after a record": ("a.json", b'[{"text": "a"}', r": .*after record 1 the file ends without \]"),
     "JSON cut off after a comma": ("a.json", b'[{"text": "a"},', r": .*record 2 is cut off here"),
@@ -66,7 +72,7 @@ FAULTS: dict[str, tuple[str, bytes, str]] = {
     "JSON with NUL": ("a.json", b'[{"text": "a\0"}]', r": a NUL byte near byte 12"),
     "JSON with a surrogate": ("a.json", b'[{"text": "\\ud800"}]', r": record 1: .*ud800 is half"),
     "JSON with two lists": ("a.json", b'{"a": [{"t": "x"}], "b": [{"t": "y"}]}', r": the document holds several lists \(a, b\)"),
-    "CSV with a short row": ("a.csv", b"text,n\na,1\nb\n", r":3: 1 fields, but the header names 2 \(text, n\)"),
+    "CSV with a short row": ("a.csv", b"text,n\na,1\nb\n", r":3: 1 field, but the header names 2 \(text, n\)"),
     "CSV with a long row": ("a.csv", b"text,n\na,1,2\n", r":2: 3 fields, but the header names 2"),
     "CSV with an open quote": ("a.csv", b'text,n\n"a,1\nb,2\n', r":2: a double quote is opened in this row and never closed"),
     "CSV with a stray quote": ("a.csv", b'text,n\n"a"b,1\n', r":2: text follows a closing double quote"),
@@ -144,6 +150,27 @@ def test_lines_behind_one_that_is_no_text_are_read_and_told(tmp_path: Path):
     assert [line.number for line in read] == [1, 2, 3, 4, 5, 6, 7]
     assert "not UTF-8" in read[1].reason
     assert "NUL" in read[3].reason
+
+
+def test_rows_behind_one_with_too_few_fields_are_read_and_told(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,n\na,1\nb\nc,3,4\nd,5\n")
+    (file,) = list_files(Source(path=str(path)))
+    assert [(isinstance(row, Refused), row.number) for row in read_file(file)] == [
+        (False, 2), (True, 3), (True, 4), (False, 5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", [
+    json.dumps([{"text": "a"}] * 9, indent=2).encode(), json.dumps({"text": "a"}, indent=1).encode(),
+    (GOOD * 9).decode().encode("utf-16-le"), "".join(f'{{"text": "{i}"}}\n' for i in range(9)).encode("utf-16"),
+])  # fmt: skip
+def test_a_file_that_is_another_thing_throughout_is_one_fault(tmp_path: Path, data: bytes):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    (file,) = list_files(Source(path=str(path)))
+    with pytest.raises(UserError):
+        next(iter(read_file(file)))
 
 
 def test_rows_before_a_fault_are_given_so_that_the_fault_is_the_first(tmp_path: Path):

@@ -25,9 +25,13 @@ def init(
 
     survey = survey_source(data)
     typer.echo("\n".join(survey.lines()))
-    text = f"model: {_yaml(model)}\ndata: {_yaml(data)}\nmethod: lora\noutput: {_yaml(f'./runs/{_run_name(data)}')}\n"
+    columns = ", ".join(f"{role}: {_yaml(name)}" for role, name in survey.columns.items())
+    rows = f"{{train: {_yaml(data)}, columns: {{{columns}}}}}" if columns else _yaml(data)
+    text = f"model: {_yaml(model)}\ndata: {rows}\nmethod: lora\noutput: {_yaml(f'./runs/{_run_name(data)}')}\n"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
+    if columns:
+        typer.echo("columns  taken for what their names usually mean; mend the run file where they mean something else")
     typer.echo(f"\nwrote {output}:\n{text}\nnext: podtune inspect {output}, then podtune run {output}")
 
 

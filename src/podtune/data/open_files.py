@@ -17,6 +17,23 @@ _BLOCK = 8 << 20
 COMPRESSIONS = (".gz", ".zst")
 
 
+# How files begin that are no text, whatever their name says, and what is to be done about it.
+_BEGINNINGS = {
+    b"\xff\xfe": "UTF-16 or UTF-32. Save it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "UTF-16 or UTF-32. Save it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"\x1f\x8b": "compressed by gzip. Give its name the ending .gz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstandard. Give its name the ending .zst",
+    b"PAR1": "Parquet. Give its name the ending .parquet",
+    b"PK\x03\x04": "a zip archive. Unpack it",
+    b"BZh": "compressed by bzip2. Unpack it, or compress it by gzip or zstandard",
+    b"\xfd7zXZ": "compressed by xz. Unpack it, or compress it by gzip or zstandard",
+}
+
+
+class NoTextFile(UserError):
+    """A file that is to be text and is something else, in every line."""
+
+
 @dataclass(frozen=True)
 class DataFile:
     """One file of rows. origin: its name in messages; format: its row in sources.FORMATS; local: where it lies on this
@@ -111,9 +128,10 @@ def byte_lines_of(stream: ByteStream, origin: str) -> Iterator[tuple[int, bytes]
 
 
 def without_byte_order_mark(start: bytes, origin: str) -> bytes:
-    """The start of a file without a UTF-8 mark. Raises UserError for UTF-16 and UTF-32."""
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{origin}: the file is UTF-16 or UTF-32. Save it as UTF-8 (iconv -f UTF-16 -t UTF-8).")
+    """The start of a file without a UTF-8 mark. Raises NoTextFile for one that begins as what is no UTF-8 text does."""
+    what = next((what for beginning, what in _BEGINNINGS.items() if start.startswith(beginning)), None)
+    if what is not None:
+        raise NoTextFile(f"{origin}: the file is {what}.")
     return start.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -123,7 +141,8 @@ def decoded(line: bytes, origin: str, number: int) -> str:
     if b"\0" in line:
         many = line.count(b"\0") > len(line) // 3
         about = "The file looks like UTF-16: save it as UTF-8." if many else "The file is damaged, or is not text."
-        raise UserError(f"{origin}:{number}: a NUL byte in column {line.index(0) + 1}. {about}")
+        kind = NoTextFile if many else UserError
+        raise kind(f"{origin}:{number}: a NUL byte in column {line.index(0) + 1}. {about}")
     try:
         return line.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:

@@ -4,6 +4,7 @@ no file is ever whole in memory. Every fault names the file, the line and the co
 import codecs
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
@@ -13,6 +14,7 @@ from podtune.data.open_files import (
     MAX_RECORD_BYTES,
     ByteStream,
     DataFile,
+    NoTextFile,
     byte_lines_of,
     decoded,
     open_data,
@@ -22,6 +24,7 @@ from podtune.data.rows import Record, Refused
 
 _CHUNK_BYTES = 1 << 20
 _WHOLE_BYTES = 16 << 20  # a JSON document no larger than this may be looked at as a whole
+_MANY_DIGITS = f"a whole number has more than {sys.get_int_max_str_digits():,} digits; put it in quotes, as a text"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -60,7 +63,10 @@ _KINDS: dict[type, str] = {
 
 
 def read_jsonl(file: DataFile) -> Iterator[Record | Refused]:
-    """One object per line; blank lines are passed over. A broken line does not hide those behind it."""
+    """One object per line; blank lines are passed over. A broken line does not hide those behind it, unless the first
+    shows that the file is one document over many lines, or no text: then every line is broken, and one fault says it
+    all."""
+    first = True
     with open_data(file) as stream:
         for number, line in byte_lines_of(stream, file.origin):
             if not line.isspace():
@@ -68,7 +74,10 @@ def read_jsonl(file: DataFile) -> Iterator[Record | Refused]:
                     text = decoded(line, file.origin, number)
                     yield Record(file.origin, number, _parse_line(text, file.origin, number))
                 except UserError as error:
+                    if first and (isinstance(error, NoTextFile) or line.strip() in (b"[", b"{", b"[{")):
+                        raise
                     yield Refused.by(error, file.origin, number)
+                first = False
 
 
 def read_json(file: DataFile) -> Iterator[Record]:
@@ -102,8 +111,8 @@ def _parse_line(line: str, origin: str, number: int) -> dict[str, Any]:
         raise UserError(f"{origin}:{number}: the JSON is nested too deeply.") from error
     except _KeyTwice as error:
         raise UserError(f"{origin}:{number}: {error}.") from error
-    except ValueError as error:  # an integer of thousands of digits
-        raise UserError(f"{origin}:{number}: not a number that can be read: {error}.") from error
+    except ValueError as error:  # the one left: Python refuses to read such an integer
+        raise UserError(f"{origin}:{number}: {_MANY_DIGITS}.") from error
     if not isinstance(value, dict):
         whole = number == 1 and isinstance(value, list)
         way_out = "This is a whole JSON list: name the file .json." if whole else "One object per line is wanted."
@@ -135,7 +144,9 @@ def lone_surrogate(value: object) -> str | None:
 def _line_fault(error: json.JSONDecodeError) -> str:
     text, at = error.doc, error.pos
     if text.lstrip().startswith("[") or text.strip() == "{":
-        return "one object per line is wanted. For a JSON document over many lines, name the file .json"
+        return "one object per line is wanted. If this is a JSON document over many lines, name the file .json"
+    if error.msg.startswith("Extra data") and text[:at].endswith("\r"):
+        return "lines end in a carriage return alone. Save the file with line feeds (tr '\\r' '\\n')"
     if error.msg.startswith("Extra data") and text[at:].strip() == ",":
         return "a comma after the object. One object per line is wanted, without commas between them"
     return _fault(error.msg, text, at)
@@ -236,8 +247,10 @@ class _Text:
                 raise self.fault(f"{what}: {_fault(error.msg, self.buffer, error.pos)}", error.pos) from error
             except RecursionError as error:
                 raise self.fault(f"{what} is nested too deeply") from error
-            except ValueError as error:
+            except _KeyTwice as error:
                 raise self.fault(f"{what}: {error}") from error
+            except ValueError as error:
+                raise self.fault(f"{what}: {_MANY_DIGITS}") from error
 
     def expect_end(self) -> None:
         if self.peek():

@@ -10,22 +10,24 @@ from typing import Any, cast
 
 from podtune.config.errors import UserError
 from podtune.data.open_files import MAX_RECORD_BYTES, ByteStream, DataFile, lines_of, open_data
-from podtune.data.rows import Record
+from podtune.data.rows import Record, Refused
+from podtune.hub.telling import counted
 
 _PARQUET_ROWS = 256  # rows taken at once out of a row group: rows may be long
 
 
-def read_csv(file: DataFile) -> Iterator[Record]:
-    """Rows of comma-separated values under a header; numbers are lines. Every field is text."""
+def read_csv(file: DataFile) -> Iterator[Record | Refused]:
+    """Rows of comma-separated values under a header; numbers are lines. Every field is text. A row with
+    too few or too many fields does not hide those behind it."""
     yield from _read_separated(file, ",")
 
 
-def read_tsv(file: DataFile) -> Iterator[Record]:
+def read_tsv(file: DataFile) -> Iterator[Record | Refused]:
     """Rows of tab-separated values under a header."""
     yield from _read_separated(file, "\t")
 
 
-def _read_separated(file: DataFile, separator: str) -> Iterator[Record]:
+def _read_separated(file: DataFile, separator: str) -> Iterator[Record | Refused]:
     csv.field_size_limit(MAX_RECORD_BYTES)
     with open_data(file) as stream:
         reader = csv.reader(_terminated(stream, file.origin), delimiter=separator, strict=True)
@@ -45,10 +47,12 @@ def _read_separated(file: DataFile, separator: str) -> Iterator[Record]:
                 header = _checked_header(fields, file.origin, separator)
                 continue
             if len(fields) != len(header):
-                raise UserError(
-                    f"{file.origin}:{line}: {len(fields)} fields, but the header names {len(header)} "
-                    f"({', '.join(header)}). Put fields that hold a separator or a line break in double quotes."
+                reason = (
+                    f"{counted(len(fields), 'field')}, but the header names {len(header)} ({', '.join(header)}). "
+                    "Put fields that hold a separator or a line break in double quotes."
                 )
+                yield Refused("invalid", reason, file.origin, line)
+                continue
             yield Record(file.origin, line, dict(zip(header, fields, strict=True)))
 
 

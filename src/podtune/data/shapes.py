@@ -3,12 +3,14 @@
 A shape names the columns it reads. Every fault names the file, the line, the column, the rule and a way out.
 """
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Shape
+from podtune.data.column_names import meant_by, slip_in
 from podtune.data.messages import SHAREGPT_KEYS, Fault, read_messages, read_tools
 from podtune.data.read_json import kind_of
 from podtune.data.rows import Completion, Conversation, Message, Record, Row, Text, Tokens, place
@@ -27,12 +29,16 @@ _READS: Mapping[ShapeName, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": (("text",), ()),
     "tfrecord": (("tokens",), ("trained", "segments")),
 }
+_WITHIN_MESSAGES = ("role", "content", "train")  # keys of a message, not columns
 _USUAL: Mapping[str, tuple[str, ...]] = {
     "messages": _CHAT_COLUMNS,
     "tools": ("tools", "functions"),
     "trained": ("trained", "loss_mask", "labels_mask"),
     "tokens": ("tokens", "input_ids"),
 }
+_KNOWN_COLUMNS = dict.fromkeys(
+    name for required, _ in _READS.values() for role in required for name in _USUAL.get(role, (role,))
+)
 # The prompt that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, train.py).
 _ALPACA_START = "Below is an instruction that describes a task"
 _ALPACA_WITH_INPUT = (
@@ -65,33 +71,36 @@ class RowShape:
 def sniff_shape(
     records: Sequence[Record], *, shape: Shape = "auto", columns: Mapping[str, str] | None = None
 ) -> RowShape:
-    """The shape of a source from its first records, or the given one checked against them. Raises UserError naming the
-    columns found and how to map them."""
+    """The shape that most of the first records of a source have, or the given one checked against them. Records of
+    another are faults of their own, told when they are read. Raises UserError naming the columns found and how to map
+    them."""
     given = dict(columns or {})
     if not records:
         raise ValueError("no records to look at")
-    first = records[0]
+    looked_at = records[:SNIFFED_RECORDS]
+    first = looked_at[0]
     for role, name in given.items():
-        if role not in ("role", "content", "train") and name not in first.value:
+        if role not in _WITHIN_MESSAGES and not any(name in record.value for record in looked_at):
+            near = difflib.get_close_matches(name, first.value, n=1)
+            meant = f" Did you mean {near[0]}?" if near else ""
             raise UserError(
                 f"{place(first.origin, first.number)}: data.columns maps {role} to {name}, and there is no such "
-                f"column. There is {_listed(first.value)}."
+                f"column. There is {_listed(first.value)}.{meant}"
             )
-    found = _sniff_one(first, shape, given)
-    for record in records[1:SNIFFED_RECORDS]:
-        other = _sniff_one(record, shape, given) if _fits(record, shape, given) else None
-        if other is None or other.name != found.name or other.columns.get("messages") != found.columns.get("messages"):
-            what = f"looks like {other.name}" if other else f"has other columns ({_listed(record.value)})"
-            raise UserError(
-                f"{place(record.origin, record.number)}: this row {what}, the first one "
-                f"({place(first.origin, first.number)}) like {found.name}. Give rows of different shapes as sources of "
-                "their own."
-            )
-    optional = {role: name for record in records[:SNIFFED_RECORDS] for role, name in _optional(record, found, given)}
+    seen = [candidates[0] for record in looked_at if (candidates := _candidates(record.value, shape, given))]
+    if not seen:
+        raise UserError(_unknown_shape(first, shape))
+    found = max(seen, key=seen.count)
+    optional = {role: name for record in looked_at for role, name in _optional(record, found, given)}
     read = {**found.columns, **optional}
-    seen = dict.fromkeys(name for record in records[:SNIFFED_RECORDS] for name in record.value)
-    keys = {role: given[role] for role in ("role", "content", "train") if role in given}
-    return RowShape(found.name, read, tuple(name for name in seen if name not in read.values()), keys)
+    all_columns = dict.fromkeys(name for record in looked_at for name in record.value)
+    keys = {role: given[role] for role in _WITHIN_MESSAGES if role in given}
+    return RowShape(found.name, read, tuple(name for name in all_columns if name not in read.values()), keys)
+
+
+def has_usual_columns(records: Sequence[Record]) -> bool:
+    """Whether a shape can be told from the first records without mapping their columns."""
+    return any(_candidates(record.value, "auto", {}) for record in records[:SNIFFED_RECORDS])
 
 
 def to_row(record: Record, shape: RowShape, *, chat: bool) -> Row:
@@ -103,29 +112,28 @@ def to_row(record: Record, shape: RowShape, *, chat: bool) -> Row:
     return Row(record.origin, record.number, value)
 
 
-def _fits(record: Record, shape: Shape, given: Mapping[str, str]) -> bool:
-    return bool(_candidates(record.value, shape, given))
-
-
-def _sniff_one(record: Record, shape: Shape, given: Mapping[str, str]) -> RowShape:
-    found = _candidates(record.value, shape, given)
-    where = place(record.origin, record.number)
-    if found:
-        return found[0]
-    if not record.value:
-        raise UserError(f"{where}: the row has no columns.")
-    if {"chosen", "rejected"} <= record.value.keys():
-        raise UserError(f"{where}: this is preference data (chosen, rejected), which podtune does not train on yet.")
+def _unknown_shape(record: Record, shape: Shape) -> str:
+    """Why a record has no shape, and what to do about it."""
+    where, names = place(record.origin, record.number), tuple(record.value)
+    if not names:
+        return f"{where}: the row has no columns."
+    if {"chosen", "rejected"} <= set(names):
+        return f"{where}: this is preference data (chosen, rejected), which podtune does not train on yet."
     if shape != "auto":
         wanted = ", ".join(_READS[shape][0])
-        raise UserError(
+        return (
             f"{where}: data.shape is {shape}, which reads {wanted}; the row has {_listed(record.value)}. Map its "
             f"columns (columns: {{{_READS[shape][0][0]}: NAME}}), or use shape: auto."
         )
-    raise UserError(
-        f"{where}: cannot tell the shape from the columns {_listed(record.value)}. Name them, for example "
-        f"columns: {{instruction: {_some(record.value, 0)}, output: {_some(record.value, 1)}}} for a question and its "
-        f"answer, {{prompt: ..., completion: ...}} for a text and what follows it, {{text: ...}} for documents, "
+    cannot_tell = f"{where}: cannot tell the shape from the columns {_listed(record.value)}."
+    if slip := slip_in(names, _KNOWN_COLUMNS):
+        written, known = slip
+        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {{{known}: {written}}}."
+    meant = meant_by(names) or {"instruction": _some(record.value, 0), "output": _some(record.value, 1)}
+    mapping = ", ".join(f"{role}: {name}" for role, name in meant.items())
+    return (
+        f"{cannot_tell} Name them, for example columns: {{{mapping}}} for a question and its answer, "
+        "{prompt: ..., completion: ...} for a text and what follows it, {text: ...} for documents, "
         "{messages: ...} for chats."
     )
 
@@ -199,11 +207,18 @@ def _text(value: Mapping[str, Any], shape: RowShape, role: str) -> str:
     """The text in a column. Raises Fault."""
     name = shape.columns[role]
     if name not in value:
-        raise Fault(f"column {name} is missing; this row has {_listed(value)}, and the source's shape is {shape.name}.")
+        raise Fault(_missing(name, value, shape))
     part = value[name]
     if not isinstance(part, str):
         raise Fault(f"column {name} is {kind_of(part)}, a text is wanted.")
     return part
+
+
+def _missing(name: str, value: Mapping[str, Any], shape: RowShape) -> str:
+    return (
+        f"column {name} is missing; this row has {_listed(value)}, and the shape of most is {shape.name}. Give rows of "
+        "different shapes as sources of their own."
+    )
 
 
 def _optional_text(value: Mapping[str, Any], shape: RowShape, role: str) -> str:
@@ -224,7 +239,7 @@ def _chat_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversa
 def _messages(value: Mapping[str, Any], shape: RowShape, role: str) -> tuple[Message, ...]:
     name = shape.columns[role]
     if name not in value:
-        raise Fault(f"column {name} is missing; this row has {_listed(value)}, and the source's shape is {shape.name}.")
+        raise Fault(_missing(name, value, shape))
     return read_messages(value[name], name, shape.keys)
 
 

@@ -1,13 +1,15 @@
 """A look at a source without a tokenizer: what shape it has, how many rows, how long. Used by init."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
+from podtune.data.column_names import meant_by
 from podtune.data.rows import Completion, Conversation, Row, Text, place
-from podtune.data.shapes import SNIFFED_RECORDS, RowShape, sniff_shape, to_row
+from podtune.data.shapes import SNIFFED_RECORDS, RowShape, has_usual_columns, sniff_shape, to_row
 from podtune.data.sources import list_files, read_records
 from podtune.hub.telling import counted
 
@@ -17,10 +19,12 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass
 class Survey:
-    """What a source holds. longest is in characters; turns counts the messages of each role."""
+    """What a source holds. longest is in characters; turns counts the messages of each role; columns is what has to
+    stand in the run file for them to be found."""
 
     files: int
     shape: RowShape
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
     rows: int = 0
     characters: int = 0
     longest: int = 0
@@ -46,14 +50,16 @@ class Survey:
 
 
 def survey_source(path: str) -> Survey:
-    """Reads every row of a source once. Raises UserError for the first fault, as training would."""
+    """Reads every row of a source once. Columns named otherwise than podtune looks for are taken for what such names
+    usually mean. Raises UserError for the first fault, as training would."""
     source = Source(path=path)
     files = list_files(source)
     records = read_records(source)
     first = list(islice(records, SNIFFED_RECORDS))
     if not first:
         raise UserError(f"{path}: there are no rows in {counted(len(files), 'file')}.")
-    survey = Survey(len(files), sniff_shape(first))
+    columns = {} if has_usual_columns(first) else meant_by(tuple(first[0].value)) or {}
+    survey = Survey(len(files), sniff_shape(first, columns=columns), columns)
     for record in chain(first, records):
         row = to_row(record, survey.shape, chat=True)
         survey.rows += 1
