@@ -44,6 +44,20 @@ def test_a_missing_path_is_never_looked_for_on_the_hub(source, tmp_path, monkeyp
         resolve_model(source)
 
 
+@pytest.mark.parametrize(("source", "says"), [
+    ("runs/support", r'the folder runs here holds no support\. Did you mean "runs/support-bot"\?'),
+    ("runs/zzz", r"the folder runs here holds no zzz\."),
+])  # fmt: skip
+def test_a_hub_id_that_begins_like_a_folder_here_is_perhaps_a_path(source, says, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "support-bot").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=says):
+        resolve_model(source, offline=True)
+    with pytest.raises(UserError, match=r"name what is here\.$"):
+        resolve_model("owner/name", offline=True)
+
+
 def test_a_missing_gguf_is_a_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"absent\.gguf: no such file"):
         resolve_model(str(tmp_path / "absent.gguf"))

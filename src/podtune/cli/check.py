@@ -16,7 +16,7 @@ def check(file: RunFile, overrides: Overrides = None, rows: Rows = None) -> None
     prepared for the run."""
     from rich.console import Console
 
-    from podtune.config.errors import ConfigError
+    from podtune.config.errors import UserError
     from podtune.config.loading import load_run
     from podtune.workflow.checking import faults_of
 
@@ -25,4 +25,5 @@ def check(file: RunFile, overrides: Overrides = None, rows: Rows = None) -> None
     console.print(f"{file}: the configuration is right", markup=False, highlight=False, soft_wrap=True)
     faults = list(faults_of(run, console, rows=rows))
     if faults:
-        raise ConfigError(f"{file} with what it names", faults)
+        typer.echo("\n".join(faults), err=True)
+        raise UserError(f"{file}: a run would be refused for this")

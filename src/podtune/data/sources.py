@@ -16,6 +16,7 @@ from podtune.data.read_tables import read_csv, read_parquet, read_tsv
 from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
 from podtune.data.rows import Record, Refused
 from podtune.hub.remote import content_identity
+from podtune.hub.telling import nearest_to
 
 Reader = Callable[[DataFile], Iterator[Record | Refused]]
 
@@ -106,7 +107,7 @@ def _local_files(path: str) -> tuple[DataFile, ...]:
         if not names:
             raise UserError(f"{path}: the pattern matches no file (looked from {Path.cwd()}).")
         return tuple(_local(name) for name in names)
-    raise UserError(f"{path}: there is no such file or folder{_nearest(here)}")
+    raise UserError(f"{path}: there is no such file or folder{nearest_to(here)}")
 
 
 def _once(names: Sequence[str]) -> list[str]:
@@ -140,17 +141,6 @@ def _one_kind(path: str, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
         kind = next(iter(kinds_without_notes))
         raise UserError(f"{path}: the folder holds several kinds of file ({listed}). Name one: {path}/*.{kind}")
     return tuple(files)
-
-
-def _nearest(path: Path) -> str:
-    """The name beside the missing one that is most like it."""
-    import difflib
-
-    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    if near:
-        return f'. Did you mean "{path.parent / near[0]}"?'
-    return "." if path.parent.is_dir() else f" (nor a folder {path.parent})."
 
 
 def _remote_files(url: str) -> tuple[DataFile, ...]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podtune.config.errors import UserError
+from podtune.config.errors import PodtuneError, UserError
 from podtune.hub.download import fetch_model, parse_hub_id
 from podtune.hub.gguf_config import hugging_face_config, hugging_face_generation_config
 from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
 from podtune.hub.remote import fetch_remote_model, is_remote
 from podtune.hub.safetensors_store import SafetensorsStore
-from podtune.hub.telling import Progress
+from podtune.hub.telling import Progress, nearest_to
 from podtune.hub.tensors import TensorStore
 
 # A fingerprint reads this much at so many places of each weight file: enough to tell two saves apart, in milliseconds.
@@ -73,8 +73,19 @@ def resolve_model(
     hub_id = parse_hub_id(source)
     if hub_id is None:
         raise UserError(f"model: {source!r} is not {_KINDS}.")
-    folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
+    try:
+        folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
+    except PodtuneError as error:
+        raise type(error)(f"{error}{perhaps_a_path(source)}") from error
     return _open_folder(source, folder)
+
+
+def perhaps_a_path(source: str) -> str:
+    """What to add where a Hub id begins with the name of a folder that is here: it may have been meant as a path."""
+    path = Path(source)
+    if not path.parent.name or not path.parent.is_dir():
+        return ""
+    return f" If it was meant as a path: the folder {path.parent} here holds no {path.name}{nearest_to(path)}"
 
 
 def _is_path(source: str) -> bool:
@@ -93,9 +104,9 @@ def _open_local(source: str, path: Path) -> ModelFiles:
             "for .safetensors that is the folder that also holds config.json."
         )
     if path.suffix == ".gguf":
-        raise UserError(f"model: {source}: no such file ({path.absolute()}). Check the path.")
+        raise UserError(f"model: {source}: no such file ({path.absolute()}){nearest_to(path)}")
     raise UserError(
-        f"model: {source}: no such directory ({path.absolute()}). Check the path; a Hub id is written owner/name."
+        f"model: {source}: no such directory ({path.absolute()}){nearest_to(path)} A Hub id is written owner/name."
     )
 
 

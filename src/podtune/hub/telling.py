@@ -1,7 +1,10 @@
-"""How things are said: what a long fetch does, sizes, and numbers of things. Used by hub and all above it."""
+"""How things are said: long fetches, sizes, numbers of things, what a missing path may have meant. Used by hub and
+all above it."""
 
+import difflib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 # Told in one line what is being done.
 Progress = Callable[[str], None]
@@ -26,3 +29,12 @@ def readable_bytes(count: int | float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def nearest_to(path: Path) -> str:
+    """The end of a sentence that says a path does not exist: the one beside it that is most like it, if any is."""
+    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    if near:
+        return f'. Did you mean "{path.parent / near[0]}"?'
+    return "." if path.parent.is_dir() else f" (nor a folder {path.parent})."

@@ -61,12 +61,13 @@ def _lies_here(source: str) -> bool:
 def _address_faults(work: Work) -> Iterator[str]:
     """Of a model that is fetched when the run starts, and of the template it is to have."""
     from podtune.hub.download import parse_hub_id
+    from podtune.hub.sources import perhaps_a_path
 
     source, template = work.run.model.source, work.run.model.chat_template
     if not _is_address(source) and parse_hub_id(source) is None:
         yield f"model: {source} is neither a file or folder here nor a Hub id (owner/name, optionally @revision)"
     else:
-        work.say(f"model: {source} is fetched when the run starts; it was not looked at")
+        work.say(f"model: {source} is fetched when the run starts; it was not looked at.{perhaps_a_path(source)}")
     if template is not None and not Path(template).expanduser().is_file():
         yield f"model.chat_template: there is no file {template}"
 
