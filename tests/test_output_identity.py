@@ -124,11 +124,33 @@ def test_another_model_or_other_data_is_refused_and_run_yaml_stays(what, state, 
         other = a_run(trained, data=data, **SMALL)
     (output.path / "run.json").write_text(json.dumps({**json.loads(record), "state": state}))
     try:
-        with pytest.raises(UserError, match=rf"run of another {what}.*\n.*other.*\n.*--fresh"):
+        with pytest.raises(
+            UserError, match=rf"run of another {what}.*\n  {what}\.[a-z0-9.]*: .* -> '.*other.*\n.*--fresh"
+        ):
             run_workflow(other, a_console())
     finally:
         (output.path / "run.json").write_text(record)
     assert (output.path / "run.yaml").read_bytes() == before
+
+
+def test_a_refused_change_is_told_by_the_setting_that_makes_it(trained):
+    a_run(trained, **SMALL)
+    data = json.loads((trained / "run.yaml").read_text())["data"]
+    with pytest.raises(UserError, match=r"another data, .*:\n  data\.validation: 4 -> 5\nName"):
+        run_workflow(a_run(trained, data={**data, "validation": 5}, **SMALL), a_console())
+    rows = (trained / "chats.jsonl").read_text()
+    write_jsonl(trained / "chats.jsonl", chats(25))
+    try:
+        with pytest.raises(UserError, match=r"another data, .*\n  data: named as before, and with other content"):
+            run_workflow(a_run(trained, **SMALL), a_console())
+    finally:
+        (trained / "chats.jsonl").write_text(rows)
+
+
+def test_more_steps_are_another_run_and_the_way_on_is_told(trained):
+    longer = a_run(trained, **{**SMALL, "train": {"steps": 2, "batch_tokens": 64}})
+    with pytest.raises(UserError, match=r"train\.steps: 1 -> 2\n.*start from it: model: .*out/model"):
+        run_workflow(longer, a_console())
 
 
 def test_trained_weights_are_never_put_into_another_model(trained, tmp_path):

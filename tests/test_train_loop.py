@@ -29,7 +29,7 @@ from train_cases import (
 
 from podtune.config.errors import Interrupted, RunFailure, UserError
 from podtune.config.schema import Mesh
-from podtune.hub.telling import counted
+from podtune.config.wording import counted
 from podtune.parallel.mesh import build_mesh
 from podtune.train.cache import enable_compile_cache
 from podtune.train.checkpoint import Checkpoints

@@ -230,7 +230,7 @@ def test_what_changes_nothing_in_training_may_change():
         other = a_run(folder, mesh={"data": 4, "fsdp": 2}, eval={"samples": 1}, export={"merged": False})
         assert differences(one, other) == []
         other = a_run(folder, method={"lora": {"rank": 8}})
-        assert differences(one, other) == ["method.lora.rank: 4 -> 8"]
+        assert list(map(str, differences(one, other))) == ["method.lora.rank: 4 -> 8"]
 
 
 def test_two_runs_never_share_a_folder(tmp_path):

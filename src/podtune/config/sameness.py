@@ -1,4 +1,8 @@
-"""Which settings may change when a run is gone on with. Used for the output folder and for the checkpoints in it."""
+"""Which settings of two runs differ, and which of them may when a run is gone on with. Used for the output folder and
+for the checkpoints in it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 # Where results go, what is shown and exported, and the devices: the weights do not depend on them, but for rounding
 # and for how often early stopping looks.
@@ -12,3 +16,39 @@ _FREE = (*_AROUND, *(f"train.{name}" for name in _IN_TRAIN))
 def may_change(key: str) -> bool:
     """Whether the run is still the same when this setting, such as `train.remat`, has another value."""
     return any(key == free or key.startswith(f"{free}.") for free in _FREE)
+
+
+class Change(NamedTuple):
+    """A setting that differs, by its key in full."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} -> {self.now!r}"
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], under: str = "") -> Iterator[Change]:
+    """What differs between the settings of two runs, given as plain mappings."""
+    for name in {**before, **now}:
+        key = f"{under}.{name}" if under else name
+        old, new = before.get(name), now.get(name)
+        if _are_alike(old, new):
+            yield from changes(_by_key(old), _by_key(new), key)
+        elif old != new:
+            yield Change(key, old, new)
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether these are mappings, or lists of as many mappings, and so told apart by what is in them."""
+    if isinstance(one, list) and isinstance(other, list):
+        items = cast(list[Any], one) + cast(list[Any], other)
+        return len(one) == len(other) and all(isinstance(item, dict) for item in items)
+    return isinstance(one, dict) and isinstance(other, dict)
+
+
+def _by_key(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, list):
+        return {str(index): item for index, item in enumerate(cast(list[Any], value))}
+    return cast(dict[str, Any], value)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from podtune.config.wording import counted
 from podtune.data.packing import PackedRow
 from podtune.data.prepared import PreparedSplit
-from podtune.hub.telling import counted
 from podtune.hub.tokenizer import Tokenizer
 
 OPEN, CLOSE = "⟦", "⟧"  # around what is trained, where there is no colour

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.rows import Data
+from podtune.config.wording import counted
 from podtune.data.packing import Packing, one_example_a_row, pack_examples
 from podtune.data.prepare_encode import Chunk, WorkSettings, encode_chunk, read_chunk
 from podtune.data.prepare_held_out import held_out_prompts
@@ -34,7 +35,6 @@ from podtune.data.prepare_workers import Workers
 from podtune.data.prepare_write import forget_chunks, shard_rows, write_plan, write_shard
 from podtune.data.prepared import HELD_OUT, HeldOut, Prepared, PreparedSplit, open_prepared, write_manifest
 from podtune.data.rows import Record, Refused
-from podtune.hub.telling import counted
 from podtune.hub.tokenizer import Tokenizer
 
 __all__ = ["HeldOut", "PrepareReport", "Prepared", "PreparedSplit", "default_cache", "prepare"]

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from podtune.config.errors import UserError
+from podtune.config.wording import counted
 from podtune.data.prepare_encode import Chunk
 from podtune.data.prepare_job import Job
 from podtune.data.prepare_report import DROPPED, SourceReport, Tally
 from podtune.data.prepare_select import Examples
-from podtune.hub.telling import counted
 
 REFUSALS = {
     "nothing_to_train": "with nothing to train on",

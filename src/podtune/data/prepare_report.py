@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from podtune.config.wording import counted
 from podtune.data.chat import NOTES
-from podtune.hub.telling import counted
 
 PLACES = 5  # how many file:line a reason names
 

@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt64
 
 from podtune.config.errors import UserError
+from podtune.config.wording import counted
 from podtune.data.prepare_encode import Chunk
 from podtune.data.prepare_job import Job
 from podtune.data.prepare_report import PLACES, REASON_EQUAL, SourceReport
 from podtune.data.rows import place
-from podtune.hub.telling import counted
 
 AUTO_FRACTION, AUTO_ROWS = 0.05, 500
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from podtune.config.errors import UserError
+from podtune.config.wording import counted
 from podtune.data.open_files import MAX_RECORD_BYTES, ByteStream, DataFile, lines_of, open_data
 from podtune.data.rows import Record, Refused
-from podtune.hub.telling import counted
 
 _PARQUET_ROWS = 256  # rows taken at once out of a row group: rows may be long
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
+from podtune.config.wording import nearest_to
 from podtune.data.open_files import DataFile, file_system, split_compression
 from podtune.data.read_json import read_json, read_jsonl
 from podtune.data.read_tables import read_csv, read_parquet, read_tsv
 from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
 from podtune.data.rows import Record, Refused
 from podtune.hub.remote import content_identity
-from podtune.hub.telling import nearest_to
 
 Reader = Callable[[DataFile], Iterator[Record | Refused]]
 

@@ -7,11 +7,11 @@ from itertools import chain, islice
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
+from podtune.config.wording import counted
 from podtune.data.column_names import meant_by
 from podtune.data.rows import Completion, Conversation, Row, Text, place
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, has_usual_columns, sniff_shape, to_row
 from podtune.data.sources import list_files, read_records
-from podtune.hub.telling import counted
 
 # English text has four to five characters a token in the vocabularies of today; used where no tokenizer is at hand.
 CHARACTERS_PER_TOKEN = 4

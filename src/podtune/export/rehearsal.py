@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.config.schema import LoRA as LoRASettings
+from podtune.config.wording import readable_bytes
 from podtune.export.huggingface import write_tensors
 from podtune.export.peft import WEIGHTS_FILE, adapter_config, adapter_tensors, serving_warnings, write_adapter
 from podtune.families import model_from_config, model_from_files
@@ -28,7 +29,6 @@ from podtune.families.saving import SavedTensor, hf_config, hf_tensors
 from podtune.families.tensors import checkpoint_tensors
 from podtune.hub.safetensors_store import SafetensorsStore
 from podtune.hub.sources import resolve_model
-from podtune.hub.telling import readable_bytes
 from podtune.hub.tokenizer import Tokenizer
 
 _LAYER_NUMBER = re.compile(r"\.\d+\.")

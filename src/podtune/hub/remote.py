@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from podtune.config.errors import PodtuneError, RunFailure, UserError
+from podtune.config.wording import readable_bytes
 from podtune.hub.atomic import atomic_file
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME, parse_index
 from podtune.hub.selection import missing_file, model_files
-from podtune.hub.telling import Progress, readable_bytes, teller
+from podtune.hub.telling import Progress, teller
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from podtune.config.errors import PodtuneError, UserError
+from podtune.config.wording import nearest_to
 from podtune.hub.download import fetch_model, parse_hub_id
 from podtune.hub.gguf_config import hugging_face_config, hugging_face_generation_config
 from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
 from podtune.hub.remote import fetch_remote_model, is_remote
 from podtune.hub.safetensors_store import SafetensorsStore
-from podtune.hub.telling import Progress, nearest_to
+from podtune.hub.telling import Progress
 from podtune.hub.tensors import TensorStore
 
 # A fingerprint reads this much at so many places of each weight file: enough to tell two saves apart, in milliseconds.

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlparse
 
 from podtune.config.errors import RunFailure
-from podtune.hub.telling import Progress, readable_bytes
+from podtune.config.wording import readable_bytes
+from podtune.hub.telling import Progress
 
 _Result = TypeVar("_Result")
 _BUSY = (408, 429, 500, 502, 503, 504)

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from podtune.config.errors import UserError
 from podtune.config.schema import Mesh as MeshSettings
+from podtune.config.wording import counted
 
 AXES = ("data", "fsdp", "tensor")
 # A frozen model up to this share of a device's memory is copied to every device; a larger one is split.
@@ -33,7 +34,7 @@ def build_mesh(
     count = len(devices)
     if count % request.tensor:
         raise UserError(
-            f"mesh.tensor={request.tensor} does not divide {_devices(count)}. Use one of {_divisors(count)}."
+            f"mesh.tensor={request.tensor} does not divide {counted(count, 'device')}. Use one of {_divisors(count)}."
         )
     rest = count // request.tensor
     data, fsdp = request.data, request.fsdp
@@ -47,8 +48,8 @@ def build_mesh(
     if data * fsdp * request.tensor != count:
         raise UserError(
             f"mesh data={data} x fsdp={fsdp} x tensor={request.tensor} makes {data * fsdp * request.tensor}, and there "
-            f"are {_devices(count)}. Leave one of data and fsdp at auto, or choose divisors of {count}: "
-            f"{_divisors(count)}."
+            f"{'is' if count == 1 else 'are'} {counted(count, 'device')}. Leave one of data and fsdp at auto, or "
+            f"choose divisors of {count}: {_divisors(count)}."
         )
     return jax.make_mesh((data, fsdp, request.tensor), AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
 
@@ -72,10 +73,6 @@ def _is_split(method: str, weight_bytes: int, device: Any) -> bool:
         return True
     memory = (device.memory_stats() or {}).get("bytes_limit", 0)
     return bool(memory) and weight_bytes > _COPIED_SHARE * memory
-
-
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
 
 
 def _divisors(count: int) -> str:

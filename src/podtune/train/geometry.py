@@ -9,7 +9,7 @@ import jax
 
 from podtune.config.errors import UserError
 from podtune.config.training import Train
-from podtune.hub.telling import counted
+from podtune.config.wording import counted
 from podtune.parallel.sharding import data_shards
 
 # "auto" wants about this many steps from the data, so that small sets still get enough updates, and no larger batch.

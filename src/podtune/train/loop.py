@@ -16,8 +16,8 @@ from jax.experimental import multihost_utils
 
 from podtune.config.errors import Interrupted, UserError
 from podtune.config.schema import Run
+from podtune.config.wording import counted
 from podtune.data.prepared import PreparedSplit
-from podtune.hub.telling import counted
 from podtune.parallel.mesh import describe_mesh
 from podtune.train.cache import enable_compile_cache
 from podtune.train.checkpoint import Checkpoints, check_identity, identity

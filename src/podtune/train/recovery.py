@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from podtune.config.errors import RunFailure
 from podtune.config.training import Train
-from podtune.hub.telling import counted
+from podtune.config.wording import counted
 from podtune.train.step import NOT_FINITE, OUTCOMES, SPIKE
 
 Action = Literal["none", "rollback"]

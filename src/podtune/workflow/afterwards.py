@@ -39,8 +39,8 @@ def export_run(output: OutputFolder, console: Console, *, dtype: str | None = No
 
 def convert_model(source: str, to: Path, console: Console, *, dtype: str | None = None) -> None:
     """Any model that podtune reads, its adapter merged, as a Hugging Face folder."""
+    from podtune.config.wording import readable_bytes
     from podtune.export.huggingface import write_model
-    from podtune.hub.telling import readable_bytes
     from podtune.parallel.devices import choose_platform
     from podtune.serve.loading import load_for_serving
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from podtune.config.errors import UserError
-from podtune.hub.telling import counted, readable_bytes
+from podtune.config.wording import counted, readable_bytes
 from podtune.workflow.environment import host_memory
 from podtune.workflow.work import Work
 

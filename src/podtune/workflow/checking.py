@@ -17,8 +17,8 @@ from rich.console import Console
 from podtune.config.errors import PodtuneError, UserError
 from podtune.config.rows import Data, Source
 from podtune.config.schema import Run
+from podtune.config.wording import counted
 from podtune.hub.remote import is_remote
-from podtune.hub.telling import counted
 from podtune.workflow import identity
 from podtune.workflow.output import OutputFolder, check_usable, is_output_folder, open_output
 from podtune.workflow.work import Work

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from podtune import __version__
+from podtune.config.wording import readable_bytes
 from podtune.export.folders import write_text
-from podtune.hub.telling import readable_bytes
 from podtune.train.metrics import read_metrics
 from podtune.workflow.beginning import base_name, export_dtype
 from podtune.workflow.model_card import model_card

@@ -9,9 +9,17 @@ from typing import Any
 
 from podtune import __version__
 from podtune.config.errors import PodtuneError, UserError
+from podtune.config.sameness import Change, changes, may_change
 from podtune.workflow import beginning
 from podtune.workflow.environment import machine, versions
 from podtune.workflow.work import Work
+
+# What enters each fingerprint, besides the content of files.
+_SETTINGS_OF = {
+    "model": ("model.source",),
+    "tokenizer": ("model.chat_template", "model.source"),
+    "data": ("data.", "seed"),
+}
 
 
 def check_same_run(work: Work) -> None:
@@ -81,18 +89,20 @@ def refuse_changes(work: Work, now: Mapping[str, str]) -> None:
     if not changed:
         return
     old = work.output.load_run()
-    named = {
-        "model": (old.model.source, work.run.model.source),
-        "tokenizer": (
-            old.model.chat_template or old.model.source,
-            work.run.model.chat_template or work.run.model.source,
-        ),
-        "data": tuple(", ".join(source.path for source in run.data.train) for run in (old, work.run)),
-    }
-    lines = [
-        f"  {name}: {named[name][0]} ({recorded[name][:12]}) -> {named[name][1]} ({now[name][:12]})" for name in changed
-    ]
+    before, after = (run.model_dump(mode="json") for run in (old, work.run))
+    differ = [change for change in changes(before, after) if not may_change(change.key)]
+    if "tokenizer" in changed:  # which the data is prepared with
+        changed = [name for name in changed if name != "data" or any(_is_of("data", change) for change in differ)]
+    lines: list[str] = []
+    for name in changed:
+        told = [str(change) for change in differ if _is_of(name, change)]
+        lines += told or [f"{name}: named as before, and with other content than it had then"]
     raise UserError(
-        f"output: {work.run.output.path} holds a run of another {', '.join(changed)} (fingerprints in brackets), and "
-        "this one cannot go on from it:\n" + "\n".join(lines) + "\nName another output, or start anew with --fresh."
+        f"output: {work.run.output.path} holds a run of another {', '.join(changed)}, and this one cannot go on from "
+        "it:\n  " + "\n  ".join(dict.fromkeys(lines)) + "\nName another output, or start anew with --fresh."
     )
+
+
+def _is_of(name: str, change: Change) -> bool:
+    """Whether a change of this setting changes the fingerprint of this name."""
+    return change.key.startswith(_SETTINGS_OF[name])

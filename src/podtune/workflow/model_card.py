@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from podtune import __version__
 from podtune.config.loading import dump_run
-from podtune.hub.telling import counted
+from podtune.config.wording import counted
 from podtune.workflow.beginning import base_name, export_dtype
 from podtune.workflow.summary import run_name
 from podtune.workflow.work import Work

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
-from podtune.config.sameness import may_change
+from podtune.config.sameness import Change, changes, may_change
 from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
 from podtune.hub.remote import is_remote
@@ -29,6 +29,11 @@ STATES = ("started", "trained", "evaluated", "exported", "finished")
 _LOCK_TRIES = 5  # each fails only when another run has removed the folder since it was made
 # Told apart by fingerprint once they are open (workflow/identity.py): files may move, and others may take their place.
 _BY_FINGERPRINT = ("model", "data")
+_WITHOUT_RECORD = (
+    "What the run has made beside it is whole; `podtune chat` takes its folder model. Name another output, or start "
+    "anew with --fresh."
+)
+_LENGTHS = ("train.steps", "train.epochs")
 _OF_ONE_RUN = (
     "checkpoints", "model", "adapter", "tensorboard", "metrics.jsonl", "samples.jsonl", "report.html", "README.md",
 )  # fmt: skip
@@ -242,21 +247,13 @@ def _remove_empty(made: Sequence[Path]) -> None:
                 folder.rmdir()
 
 
-def differences(before: Run, now: Run) -> list[str]:
-    """The settings that make these two different runs, as `key: before -> now`."""
+def differences(before: Run, now: Run) -> list[Change]:
+    """The settings that make these two different runs, but for model and data."""
     return [
-        f"{key}: {old!r} -> {new!r}"
-        for key, old, new in _compare(before.model_dump(mode="json"), now.model_dump(mode="json"))
-        if key.split(".")[0] not in _BY_FINGERPRINT and not may_change(key)
+        change
+        for change in changes(before.model_dump(mode="json"), now.model_dump(mode="json"))
+        if change.key.split(".")[0] not in _BY_FINGERPRINT and not may_change(change.key)
     ]
-
-
-def _compare(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in {**before, **now}:
-            yield from _compare(before.get(name), now.get(name), f"{key}.{name}" if key else name)
-    elif before != now:
-        yield key, before, now
 
 
 def _check_remote(run: Run, *, fresh: bool) -> None:
@@ -300,9 +297,15 @@ def _refuse_another_run(path: Path, run: Run, address: str | None = None) -> Non
         return
     changed = differences(load_run(path / "run.yaml"), run)
     if changed:
+        lengths = [change.key for change in changed if change.key in _LENGTHS]
+        further = (
+            f"\nA run of other {' and '.join(lengths)} has another schedule from its first step on. To train the model "
+            f"that came of this one further, start from it: model: {path / 'model'}, with an output of its own."
+        )
         raise UserError(
             f"output: {run.output.path} holds a run with other settings, and this one cannot go on from it:\n  "
-            + "\n  ".join(changed)
+            + "\n  ".join(map(str, changed))
+            + (further if lengths else "")
             + "\nName another folder, or start anew with --fresh."
         )
 
@@ -310,8 +313,8 @@ def _refuse_another_run(path: Path, run: Run, address: str | None = None) -> Non
 def _read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise RunFailure(f"{path / 'run.json'}: cannot be read ({error}).") from error
+    except (OSError, ValueError) as error:
+        raise RunFailure(f"{path / 'run.json'}: cannot be read ({error}). {_WITHOUT_RECORD}") from error
     if not isinstance(record, dict):
-        raise RunFailure(f"{path / 'run.json'}: not a record of a run.")
+        raise RunFailure(f"{path / 'run.json'}: not a record of a run. {_WITHOUT_RECORD}")
     return record

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from podtune.config.schema import Run
-from podtune.hub.telling import counted
+from podtune.config.wording import counted
 from podtune.parallel.distributed import Processes, start_processes
 from podtune.workflow import beginning, finishing, identity, training
 from podtune.workflow.output import OutputFolder, claimed

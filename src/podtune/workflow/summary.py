@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.config.loading import dump_run
-from podtune.hub.telling import counted
+from podtune.config.wording import counted
 from podtune.train.display import clock
 from podtune.train.flops import token_cost
 from podtune.workflow.charts import number
