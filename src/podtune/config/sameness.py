@@ -43,8 +43,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], under: str = "") 
 def _are_alike(one: Any, other: Any) -> bool:
     """Whether these are mappings, or lists of as many mappings, and so told apart by what is in them."""
     if isinstance(one, list) and isinstance(other, list):
-        items = cast(list[Any], one) + cast(list[Any], other)
-        return len(one) == len(other) and all(isinstance(item, dict) for item in items)
+        ones, others = cast(list[Any], one), cast(list[Any], other)
+        return len(ones) == len(others) and all(isinstance(item, dict) for item in ones + others)
     return isinstance(one, dict) and isinstance(other, dict)
 
 
