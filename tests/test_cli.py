@@ -263,6 +263,17 @@ def test_what_podtune_logs_as_a_warning_is_seen_once(capsys, monkeypatch):
     assert capsys.readouterr().err == "warning: heads=3 does not divide\n"
 
 
+def test_check_refuses_addresses_that_nothing_here_can_reach(run_file):
+    given = ["model=foo://bucket/model", "data=foo://bucket/a.jsonl", "output=foo://bucket/out"]
+    done = podtune("check", "run.yaml", *given, folder=run_file.parent)
+    assert done.returncode == 2
+    for address in ("model: foo://bucket/model", "foo://bucket/a.jsonl", "output: foo://bucket/out"):
+        assert f"{address}: foo:// is not a kind of address known here" in done.stderr
+    assert done.stderr.count("\n") == 4
+    done = podtune("check", "run.yaml", "data=hub://a/b/c", folder=run_file.parent)
+    assert "a Hub dataset is written hub://owner/name" in done.stderr
+
+
 def test_check_opens_what_a_run_would_open_of_a_model(run_file):
     model = run_file.parent / "model"
     model.mkdir()

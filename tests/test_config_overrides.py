@@ -64,6 +64,12 @@ def test_faults_of_file_and_command_line_come_together(tmp_path):
     assert [fault.split(": ")[0] for fault in told] == ["run.yaml:5", "command line", "command line"]
 
 
+def test_a_key_given_twice_on_the_command_line_is_a_fault_as_in_the_file(tmp_path):
+    (fault,) = faults_of(tmp_path, FOUR_LINES, "train.steps=1", "train.seed_all=0", "train.steps=3")[1:]
+    said = 'the key "train.steps" is given twice (also as train.steps=1); keep one'
+    assert fault == f"command line: train.steps=3: {said}"
+
+
 def test_an_override_of_an_aliased_block_changes_that_block_alone(tmp_path):
     text = FOUR_LINES.replace("data: ./train.jsonl", "data: {train: [&one {path: a}, *one]}")
     run = read(tmp_path, text, "data.train.1.weight=3")

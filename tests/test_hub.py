@@ -8,6 +8,7 @@ from gguf_files import hugging_face_weights, llama_tensors, write_gguf
 from safetensors.numpy import save
 
 from podtune.config.errors import UserError
+from podtune.hub.atomic import atomic_file
 from podtune.hub.sources import content_fingerprint, resolve_model
 from podtune.hub.tensors import resolved_index
 
@@ -113,3 +114,18 @@ def test_an_index_is_completed_and_checked():
         resolved_index((4,), (slice(None, None, 2),))
     with pytest.raises(ValueError, match="more axes"):
         resolved_index((4,), (slice(1), slice(1)))
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_whole_or_absent_and_forced_to_disk_only_where_that_is_asked(durable, tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    with atomic_file(tmp_path / "a", durable=durable) as file:
+        file.write(b"whole")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_bytes() == b"whole"
+    assert bool(synced) is durable
+    with pytest.raises(TypeError), atomic_file(tmp_path / "a", durable=durable) as file:
+        file.write(None)
+    assert (tmp_path / "a").read_bytes() == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from workflow_cases import a_console, a_run, chats, one_device_shown, write_jsonl
 
-from podtune.config.errors import UserError
+from podtune.config.errors import RunFailure, UserError
 from podtune.workflow.afterwards import evaluate_run, export_run
 from podtune.workflow.output import claimed, open_output
 from podtune.workflow.run import run_workflow
@@ -164,6 +164,20 @@ def test_trained_weights_are_never_put_into_another_model(trained, tmp_path):
                 command()
     finally:
         (output.path / "run.yaml").write_text(before)
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.yaml"])
+@pytest.mark.parametrize("content", [b"", b"[", b"\xff\xfe\x00"])
+def test_a_damaged_record_is_told_with_a_way_out_and_fresh_is_one(name, content, trained, tmp_path):
+    shutil.copytree(trained / "out", tmp_path / "out")
+    (tmp_path / "out" / name).write_bytes(content)
+    run = a_run(trained, output=str(tmp_path / "out"), **SMALL)
+    with pytest.raises(RunFailure, match=rf"out/{name}.*(\n.*)*--fresh"):
+        run_workflow(run, a_console())
+    assert (tmp_path / "out" / name).read_bytes() == content
+    with claimed(run, fresh=True) as output:
+        output.take(run)
+        assert output.state == "started"
 
 
 def test_the_checkpoints_of_a_folder_that_was_moved_are_evaluated(trained, tmp_path, capsys):

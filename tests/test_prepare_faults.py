@@ -23,6 +23,7 @@ from podtune.data import prepare_lock
 from podtune.data.fingerprint import FileHashes
 from podtune.data.prepare_encode import ChunkSummary
 from podtune.data.prepare_lock import preparation_lock
+from podtune.data.prepare_workers import Workers
 
 TESTS = str(Path(__file__).parent)
 
@@ -234,6 +235,22 @@ def kill_this_worker(*arguments: object) -> ChunkSummary:
         return ChunkSummary(0)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
+
+
+def test_what_fails_while_a_worker_begins_is_told_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="invalid literal"), Workers(2, Unreadable(), tmp_path) as workers:
+        list(workers.run(number_alone, ((number,) for number in range(8))))
+
+
+class Unreadable:
+    """Can be written for another process, and not be read there."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return (int, ("no number",))
+
+
+def number_alone(shared: object, number: int) -> int:
+    return number
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".tokens"])

@@ -13,7 +13,8 @@ from safetensors.numpy import save
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.hub import remote
-from podtune.hub.remote import fetch_remote_file, fetch_remote_model, is_remote, remote_files, upload_folder
+from podtune.hub.addresses import is_remote
+from podtune.hub.remote import fetch_remote_file, fetch_remote_model, remote_files, upload_folder
 from podtune.hub.sources import resolve_model
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -154,6 +155,8 @@ def test_missing_file_and_unknown_scheme_are_named(memory, tmp_path):
         resolve_model("memory://bucket/none.gguf", cache=tmp_path)
     with pytest.raises(UserError, match="wat:// is not a kind of address known here"):
         resolve_model("wat://bucket/model", cache=tmp_path)
+    with pytest.raises(UserError, match=r"model: https://a\.b/c/d is a web address\. Name a Hub id"):
+        resolve_model("https://a.b/c/d", cache=tmp_path)
 
 
 @pytest.mark.parametrize(("address", "package", "extra"), [("gs://b/m", "gcsfs", "gcs"), ("s3://b/m", "s3fs", "s3")])

@@ -46,8 +46,14 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         read = "a list" if isinstance(root.value, list) else "a single value" if root.value is not None else "nothing"
         wanted = f"wanted a mapping with model, data, method and output, read {read}"
         raise ConfigError(name, _sorted([*faults, Fault(root.place, wanted)]))
+    given: dict[str, str] = {}
     for position, override in enumerate(overrides):
         fault = apply_override(root, override, position)
+        key = override.partition("=")[0].strip()
+        if fault is None and key in given:
+            place = Place.on_command_line(position, override)
+            fault = Fault(place, f'the key "{key}" is given twice (also as {given[key]}); keep one')
+        given[key] = override
         if fault is not None:
             faults.append(fault)
     run = _check(root, faults)

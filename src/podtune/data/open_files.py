@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from podtune.config.errors import UserError
+from podtune.hub.addresses import file_system
 
 MAX_RECORD_BYTES = 256 << 20
 _BLOCK = 8 << 20
@@ -81,20 +82,6 @@ def content_digest(file: DataFile) -> str:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a gs://, s3:// or other address, and the path in it. Raises UserError when the package
-    that knows this kind of address is not installed."""
-    from fsspec.core import url_to_fs  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
-
-    try:
-        return cast(tuple[Any, str], url_to_fs(url))
-    except (ImportError, ValueError) as error:
-        scheme = url.partition("://")[0]
-        extra = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}.get(scheme)
-        way_out = f'Install it: pip install "podtune[{extra}]".' if extra else "Use a path, gs:// or s3://."
-        raise UserError(f"{url}: {scheme}:// cannot be read here: {error}. {way_out}") from error
 
 
 def split_compression(name: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -21,7 +22,7 @@ Result = TypeVar("Result")
 
 _AHEAD = 2  # tasks that each other process has at hand
 
-_shared: Any = None  # what the tasks of this worker process have in common
+_shared_file: Path | None = None  # of a worker process: what its tasks have in common
 
 
 class Workers(Generic[Shared]):
@@ -76,10 +77,10 @@ class Workers(Generic[Shared]):
 
 
 def _begin_worker(shared: Path, parent: int) -> None:
-    global _shared
+    global _shared_file
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then sends no more tasks
     threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
-    _shared = pickle.loads(shared.read_bytes())
+    _shared_file = shared
     atexit.register(os._exit, 0)  # gives the memory back at once, where taking it down object by object takes its time
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process per core is threads enough
 
@@ -92,4 +93,11 @@ def _leave_with_parent(parent: int) -> None:
 
 
 def _run_task(function: Callable[..., Result], task: tuple[Any, ...]) -> Result:
-    return function(_shared, *task)
+    return function(_shared(), *task)
+
+
+@cache
+def _shared() -> Any:
+    """Read by the first task, whose failure is told as it is; that of a starting process breaks the pool unsaid."""
+    assert _shared_file is not None, "set when the process begins"
+    return pickle.loads(_shared_file.read_bytes())

@@ -1,6 +1,5 @@
 """Where rows come from: a source of the run file -> its files -> records, streamed. Used by prepare and init."""
 
-import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +10,14 @@ from typing import Any
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.config.wording import nearest_to
-from podtune.data.open_files import DataFile, file_system, split_compression
+from podtune.data.local_files import files_below, files_matching, is_pattern
+from podtune.data.open_files import DataFile, split_compression
 from podtune.data.read_json import read_json, read_jsonl
 from podtune.data.read_tables import read_csv, read_parquet, read_tsv
 from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
 from podtune.data.rows import Record, Refused
+from podtune.hub.addresses import check_address, file_system
+from podtune.hub.download import HubId, parse_hub_id
 from podtune.hub.remote import content_identity
 
 Reader = Callable[[DataFile], Iterator[Record | Refused]]
@@ -42,12 +44,12 @@ _SPLIT_WORDS = {
     "dev": "validation", "eval": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
 _SHARD = re.compile(r"-\d+-of-\d+$")  # TensorFlow names shards after the ending: train.tfrecord-00000-of-00008
-_GLOB = re.compile(r"[*?\[]")
 _READ = "jsonl, json, csv, tsv, parquet, txt, md and tfrecord, each also with .gz or .zst"
 
 
 def list_files(source: Source) -> tuple[DataFile, ...]:
     """The files of a source, sorted by name. Raises UserError when there are none, or of a kind podtune cannot read."""
+    check_source(source)
     path = source.path
     if path.startswith("hub://"):
         files = _hub_files(source)
@@ -55,9 +57,18 @@ def list_files(source: Source) -> tuple[DataFile, ...]:
         files = _remote_files(path)
     else:
         files = _local_files(path)
+    return files if source.documents == "file" else _divided(source, files)
+
+
+def check_source(source: Source) -> None:
+    """Raises UserError for what can be known to be wrong before anything is fetched or looked for."""
+    path = source.path
     if source.split and not path.startswith("hub://"):
         raise UserError(f"data: split: {source.split}: only Hub datasets have splits; {path} is not one (hub://...).")
-    return files if source.documents == "file" else _divided(source, files)
+    if path.startswith("hub://"):
+        _hub_dataset(path)
+    elif "://" in path:
+        check_address(path)
 
 
 def read_file(file: DataFile) -> Iterator[Record | Refused]:
@@ -94,7 +105,7 @@ def _divided(source: Source, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
 def _local_files(path: str) -> tuple[DataFile, ...]:
     here = Path(path).expanduser()
     if here.is_dir():
-        inside = sorted(p for p in here.rglob("*") if p.is_file() and not _hidden(p.relative_to(here).parts))
+        inside = [p for p in files_below(here) if not _hidden(p.relative_to(here).parts)]
         names = [str(p) for p in inside if format_of(p.name)]
         if not names:
             what = f"{len(inside)} files, none of which podtune reads" if inside else "no files"
@@ -102,21 +113,14 @@ def _local_files(path: str) -> tuple[DataFile, ...]:
         return _one_kind(path, [_local(name) for name in names])
     if here.exists():
         return (_local(str(here)),)
-    if _GLOB.search(path):
-        names = _once(sorted(name for name in glob.glob(str(here), recursive=True) if Path(name).is_file()))
+    if is_pattern(path):
+        names = files_matching(str(here))
         if not names:
             raise UserError(f"{path}: the pattern matches no file (looked from {Path.cwd()}).")
         return tuple(_local(name) for name in names)
+    if here.is_symlink():
+        raise UserError(f"{path}: this is a link to {os.readlink(here)}, which is not there, or leads back to itself.")
     raise UserError(f"{path}: there is no such file or folder{nearest_to(here)}")
-
-
-def _once(names: Sequence[str]) -> list[str]:
-    """Without the same file in the same folder by another way, as a link to a folder above makes many of."""
-    seen: dict[tuple[str, str], str] = {}
-    for name in names:
-        folder, last = os.path.split(name)
-        seen.setdefault((os.path.realpath(folder), last), name)
-    return list(seen.values())
 
 
 def _local(name: str) -> DataFile:
@@ -147,7 +151,7 @@ def _remote_files(url: str) -> tuple[DataFile, ...]:
     system, path = file_system(url)
     scheme = url.partition("://")[0]
     try:
-        if _GLOB.search(path):
+        if is_pattern(path):
             found: list[str] = sorted(system.glob(path))
             infos = [system.info(name) for name in found]
         else:
@@ -162,9 +166,9 @@ def _remote_files(url: str) -> tuple[DataFile, ...]:
         ) from error
     files = [_remote(scheme, info) for info in infos if info["type"] == "file" and format_of(str(info["name"]))]
     if not files:
-        what = "the pattern matches no file" if _GLOB.search(path) else "there is no file of a kind that podtune reads"
+        what = "the pattern matches no file" if is_pattern(path) else "there is no file of a kind that podtune reads"
         raise UserError(f"{url}: {what}. It reads {_READ}.")
-    return tuple(files) if _GLOB.search(path) else _one_kind(url, files)
+    return tuple(files) if is_pattern(path) else _one_kind(url, files)
 
 
 def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:
@@ -178,15 +182,9 @@ def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:
 
 def _hub_files(source: Source) -> tuple[DataFile, ...]:
     """The files of one split of a Hub dataset, fetched."""
-    from podtune.hub.download import download_dataset_file, hub_dataset_files, parse_hub_id
+    from podtune.hub.download import download_dataset_file, hub_dataset_files
 
-    address = source.path.removeprefix("hub://")
-    repository, _, split = address.partition(":")
-    hub_id = parse_hub_id(repository)
-    if hub_id is None:
-        raise UserError(
-            f"data: {source.path}: a Hub dataset is written hub://owner/name, with @revision or :split after."
-        )
+    hub_id, split = _hub_dataset(source.path)
     names = [name for name in hub_dataset_files(hub_id.name, hub_id.revision) if not _hidden(Path(name).parts)]
     files = [
         DataFile(f"hub://{hub_id}/{name}", *found)
@@ -196,11 +194,20 @@ def _hub_files(source: Source) -> tuple[DataFile, ...]:
     if not files:
         listed = ", ".join(names[:8]) or "nothing"
         raise UserError(f"{source.path}: the dataset holds no file that podtune reads ({_READ}). It holds {listed}.")
-    chosen = _of_split(source.path, files, source.split or split or None)
+    chosen = _of_split(source.path, files, source.split or split)
     start = len(f"hub://{hub_id}/")
     return tuple(
         replace(file, local=download_dataset_file(hub_id.name, file.origin[start:], hub_id.revision)) for file in chosen
     )
+
+
+def _hub_dataset(path: str) -> tuple[HubId, str | None]:
+    """The repository and the split that hub://owner/name@revision:split names."""
+    repository, _, split = path.removeprefix("hub://").partition(":")
+    hub_id = parse_hub_id(repository)
+    if hub_id is None:
+        raise UserError(f"data: {path}: a Hub dataset is written hub://owner/name, with @revision or :split after.")
+    return hub_id, split or None
 
 
 def _of_split(path: str, files: Sequence[DataFile], split: str | None) -> tuple[DataFile, ...]:

@@ -1,4 +1,4 @@
-"""Models and files in object stores (gs://, s3://, and whatever else fsspec reaches). Used by sources, data and export.
+"""Models and files in object stores: copied here and there. Used by sources, data and export.
 
 Files are copied into a local cache one by one, resumed and checked, and read from there by memory map.
 """
@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.config.wording import readable_bytes
+from podtune.hub.addresses import file_system
 from podtune.hub.atomic import atomic_file
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME, parse_index
 from podtune.hub.selection import missing_file, model_files
 from podtune.hub.telling import Progress, teller
 
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 _PIECE_BYTES = 16 << 20
 _TRIES = 5
 # Of what a store tells about a file, the parts that change when its content does.
@@ -47,12 +46,6 @@ class RemoteFile(NamedTuple):
     bytes: int
     identity: str
     md5: str | None
-
-
-def is_remote(source: str) -> bool:
-    """Whether `source` is an address (scheme://…) other than the Hub's."""
-    match = _ADDRESS.match(source)
-    return match is not None and match[1] != "hub"
 
 
 def fetch_remote_model(
@@ -96,7 +89,7 @@ def fetch_remote_model(
 
 def fetch_remote_file(source: str, *, cache: Path | None = None, progress: Progress | None = None) -> Path:
     """The local copy of one file, copied again whenever the remote one has changed."""
-    filesystem, path = _open(source)
+    filesystem, path = file_system(source)
     try:
         about = _told(source, lambda: filesystem.info(path))
     except FileNotFoundError:
@@ -110,7 +103,7 @@ def fetch_remote_file(source: str, *, cache: Path | None = None, progress: Progr
 
 def remote_files(source: str) -> list[RemoteFile]:
     """The files of a remote folder and of its folders, sorted; empty when there is no such folder."""
-    filesystem, path = _open(source)
+    filesystem, path = file_system(source)
     found: dict[str, Any] = _told(source, lambda: filesystem.find(path, maxdepth=2, detail=True))
     root = filesystem._strip_protocol(path).rstrip("/") + "/"
     return sorted(_remote_file(name.removeprefix(root), about) for name, about in found.items())
@@ -119,7 +112,7 @@ def remote_files(source: str) -> list[RemoteFile]:
 def upload_folder(folder: Path, target: str, *, progress: Progress | None = None) -> None:
     """Copies a folder's files to a remote folder; the index of its weights and its config.json go last, so that a copy
     broken off is not taken for a model."""
-    filesystem, path = _open(target)
+    filesystem, path = file_system(target)
     tell = teller(progress)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     files.sort(key=lambda file: (file.name == "config.json", file.name.endswith(".index.json")))
@@ -127,27 +120,6 @@ def upload_folder(folder: Path, target: str, *, progress: Progress | None = None
         name = file.relative_to(folder).as_posix()
         tell(f"copying {name} ({readable_bytes(file.stat().st_size)}) to {target}")
         _told(target, lambda file=file, name=name: filesystem.put_file(str(file), f"{path.rstrip('/')}/{name}"))
-
-
-def _open(source: str) -> tuple[Any, str]:
-    """The file system and the path in it that an address stands for."""
-    import fsspec
-
-    match = _ADDRESS.match(source)
-    assert match is not None, source
-    scheme = match[1]
-    try:
-        filesystem, path = fsspec.core.url_to_fs(source)
-    except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        way = f'pip install "podtune[{extra}]"' if extra else str(error)
-        raise UserError(f"{source}: {scheme}:// needs a package that is not installed. Run: {way}") from error
-    except ValueError as error:
-        known = ", ".join(f"{name}://" for name in ("gs", "s3"))
-        raise UserError(f"{source}: {scheme}:// is not a kind of address known here ({error}). Use {known}.") from error
-    # File systems live as long as the process and remember listings; the store may have changed.
-    filesystem.invalidate_cache()
-    return filesystem, path
 
 
 def _told(source: str, request: Any) -> Any:
@@ -211,7 +183,7 @@ def _fetch(source: str, file: RemoteFile, local: Path, tell: Progress) -> None:
         local.unlink(missing_ok=True)
         with atomic_file(note) as out:
             out.write(known.encode())
-    filesystem, _ = _open(source)
+    filesystem, _ = file_system(source)
     if file.bytes > _PIECE_BYTES:
         tell(f"copying {file.name} ({readable_bytes(file.bytes)}) from {source}")
     digest = hashlib.md5(usedforsecurity=False)

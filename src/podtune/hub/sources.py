@@ -12,11 +12,12 @@ from typing import Any
 
 from podtune.config.errors import PodtuneError, UserError
 from podtune.config.wording import nearest_to
-from podtune.hub.download import fetch_model, parse_hub_id
+from podtune.hub.addresses import check_address, is_remote
+from podtune.hub.download import HubId, fetch_model, parse_hub_id
 from podtune.hub.gguf_config import hugging_face_config, hugging_face_generation_config
 from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
-from podtune.hub.remote import fetch_remote_model, is_remote
+from podtune.hub.remote import fetch_remote_model
 from podtune.hub.safetensors_store import SafetensorsStore
 from podtune.hub.telling import Progress
 from podtune.hub.tensors import TensorStore
@@ -65,20 +66,36 @@ def resolve_model(
     `config_only` leaves the weights where they are, for planning. Raises UserError when there is no such model or it
     cannot be used, RunFailure when the network gives out.
     """
+    hub_id = check_source(source)
     if is_remote(source):
         local = fetch_remote_model(source, cache=cache, offline=offline, config_only=config_only, progress=progress)
         return _open_local(source, local)
-    local = Path(source).expanduser()
-    if local.exists() or _is_path(source):
-        return _open_local(source, local)
-    hub_id = parse_hub_id(source)
     if hub_id is None:
-        raise UserError(f"model: {source!r} is not {_KINDS}.")
+        return _open_local(source, Path(source).expanduser())
     try:
         folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
     except PodtuneError as error:
         raise type(error)(f"{error}{perhaps_a_path(source)}") from error
     return _open_folder(source, folder)
+
+
+def check_source(source: str) -> HubId | None:
+    """The Hub id that `source` is, if it is one and no path or address. Raises UserError for what is none of these, or
+    an address that cannot be reached from here. Asks no network."""
+    if is_remote(source):
+        if source.lower().startswith(("http://", "https://")):
+            raise UserError(f"model: {source} is a web address. Name {_KINDS}.")
+        try:
+            check_address(source)
+        except UserError as error:
+            raise UserError(f"model: {error}") from error
+        return None
+    if is_path(source):
+        return None
+    hub_id = parse_hub_id(source)
+    if hub_id is None:
+        raise UserError(f"model: {source!r} is not {_KINDS}.")
+    return hub_id
 
 
 def perhaps_a_path(source: str) -> str:
@@ -89,9 +106,17 @@ def perhaps_a_path(source: str) -> str:
     return f" If it was meant as a path: the folder {path.parent} here holds no {path.name}{nearest_to(path)}"
 
 
-def _is_path(source: str) -> bool:
-    """Whether `source` is written as a path, so that a missing one is never looked for on the Hub."""
-    return source.startswith((".", "/", "~")) or source.endswith((".gguf", "/")) or "\\" in source
+def is_path(source: str) -> bool:
+    """Whether `source` is a file or folder here, or written as one, so that a missing one is never looked for on the
+    Hub."""
+    if is_remote(source):
+        return False
+    return (
+        Path(source).expanduser().exists()
+        or source.startswith((".", "/", "~"))
+        or source.endswith((".gguf", "/"))
+        or "\\" in source
+    )
 
 
 def _open_local(source: str, path: Path) -> ModelFiles:

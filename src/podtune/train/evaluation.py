@@ -22,7 +22,12 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))
+        return perplexity(self.loss)
+
+
+def perplexity(loss: float) -> float:
+    """exp of a loss in nats per token; finite, for JSON has no word for infinity."""
+    return math.exp(min(loss, 700.0))
 
 
 def evaluate(

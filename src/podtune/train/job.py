@@ -1,4 +1,4 @@
-"""What the loop is given and what it gives back. The workflow fills a Job in; nothing here does any work."""
+"""What the loop is given, what must be right about it, and what it gives back. The workflow fills a Job in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jax.sharding import Mesh
 
+from podtune.config.errors import UserError
 from podtune.config.schema import Run
 from podtune.objectives.language import LanguageModel
 
@@ -84,3 +85,18 @@ class TrainResult:
     stopped: str | None = None
     resumed_from: int | None = None
     first_step_seconds: float = float("nan")
+
+
+def check_validation(run: Run, validation_split: Any) -> None:
+    """Raises UserError when a setting needs validation rows and too few were left to hold any out."""
+    needing = {
+        "train.early_stopping": run.train.early_stopping is not None,
+        "export.checkpoint: best": run.export.checkpoint == "best",
+        "output.keep_best": run.output.keep_best is True,
+    }
+    asked = [key for key, wanted in needing.items() if wanted]
+    if asked and validation_split is None:
+        raise UserError(
+            f"{' and '.join(asked)} cannot be followed: no rows are held out for validation. "
+            f"Give data.validation a file or a number of rows, or take {'it' if len(asked) == 1 else 'them'} out."
+        )

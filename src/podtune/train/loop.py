@@ -14,10 +14,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from podtune.config.errors import Interrupted, UserError
-from podtune.config.schema import Run
+from podtune.config.errors import Interrupted
 from podtune.config.wording import counted
-from podtune.data.prepared import PreparedSplit
 from podtune.parallel.mesh import describe_mesh
 from podtune.train.cache import enable_compile_cache
 from podtune.train.checkpoint import Checkpoints, check_identity, identity
@@ -26,12 +24,13 @@ from podtune.train.evaluation import Best, evaluate
 from podtune.train.feed import NO_REQUEST, SAVE, STOP, Feed, loader_for
 from podtune.train.flops import token_cost
 from podtune.train.geometry import Geometry, plan_geometry
-from podtune.train.job import Event, EventKind, Hooks, Job, TrainResult
+from podtune.train.job import Event, EventKind, Hooks, Job, TrainResult, check_validation
 from podtune.train.metrics import MetricsLog
 from podtune.train.output import local_folder
 from podtune.train.pace import Pace
 from podtune.train.program import make_program
 from podtune.train.recovery import BadSteps, StopSignals, device_failure
+from podtune.train.standing import Standing
 from podtune.train.state import TrainState
 from podtune.train.step import OUTCOMES, TRAINED
 
@@ -67,21 +66,6 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
     return result
 
 
-def check_validation(run: Run, validation_split: PreparedSplit | None) -> None:
-    """Raises UserError when a setting needs validation rows and too few were left to hold any out."""
-    needing = {
-        "train.early_stopping": run.train.early_stopping is not None,
-        "export.checkpoint: best": run.export.checkpoint == "best",
-        "output.keep_best": run.output.keep_best is True,
-    }
-    asked = [key for key, wanted in needing.items() if wanted]
-    if asked and validation_split is None:
-        raise UserError(
-            f"{' and '.join(asked)} cannot be followed: no rows are held out for validation. "
-            f"Give data.validation a file or a number of rows, or take {'it' if len(asked) == 1 else 'them'} out."
-        )
-
-
 def _geometry(job: Job, notes: dict[str, Any] | None) -> Geometry:
     """Decided once in the life of a run: a resumed one keeps its batches, whatever devices it has now."""
     return plan_geometry(
@@ -104,19 +88,16 @@ class _Training:
         self.program, self.trainable = make_program(
             job.run, job.model, job.description, weights=job.weights, mesh=job.mesh, geometry=geometry
         )
-        self.bad = BadSteps(self.settings)
         patience = self.settings.early_stopping
-        self.best = Best(min_improvement=patience.min_improvement if patience else 0.0)
+        best = Best(min_improvement=patience.min_improvement if patience else 0.0)
+        self.standing = Standing(BadSteps(self.settings), best)
         self.display = Display(job.console if jax.process_index() == 0 else None, total_steps=geometry.total_steps)
         self.loader = loader_for(job.train_split, job.mesh, seed=job.run.seed, batch_rows=geometry.batch_rows)
         self.pace = Pace(job.mesh, geometry, token_cost(job.description, job.run.method.name))
         self.log: MetricsLog | None = None
-        self.losses: dict[str, float | None] = {"loss": None, "eval": None, "first_eval": None}
-        self.evaluated_at: int | None = None
-        self.saved_at, self.saved_step = time.monotonic(), -1
+        self.saved_when = time.monotonic()
         self.interrupted = False
         self.stopped: str | None = None
-        self.skipped = 0
 
     def run(self, notes: dict[str, Any] | None) -> TrainResult:
         """From the newest checkpoint, or the beginning, to the end."""
@@ -124,7 +105,7 @@ class _Training:
         with StopSignals() as signals, self.display:
             state, first = self._start(notes)
             if jax.process_index() == 0:
-                evaluated = self.evaluated_at == first
+                evaluated = self.standing.evaluated_at == first
                 self.log = MetricsLog(local_folder(self.job.output), after_step=first, evaluated=evaluated)
             try:
                 self._announce(first)
@@ -132,11 +113,11 @@ class _Training:
                     self._samples(state, 0, "before")
                     self._evaluate(state, 0)
                     # Now, not after the first ten minutes: a disk that cannot be written to shows before any step.
-                    self._save(state, 0, eval_loss=self.losses["first_eval"])
+                    self._save(state, 0, eval_loss=self.standing.first_eval_loss)
                 state, done = self._steps(state, first, signals)
                 if self.interrupted:
                     self._leave(state, done, signals.received or "another process")
-                if self.evaluated_at != done:
+                if self.standing.evaluated_at != done:
                     self._evaluate(state, done)
                 self._save(state, done)
                 self.checkpoints.wait()
@@ -155,12 +136,12 @@ class _Training:
             steps=done,
             weights_step=weights_step,
             total_steps=self.geometry.total_steps,
-            loss=math.nan if self.losses["loss"] is None else self.losses["loss"],
-            eval_loss=self.losses["eval"],
-            first_eval_loss=self.losses["first_eval"],
-            best_eval_loss=self.best.loss,
-            best_step=self.best.step,
-            skipped=self.skipped,
+            loss=math.nan if self.standing.loss is None else self.standing.loss,
+            eval_loss=self.standing.eval_loss,
+            first_eval_loss=self.standing.first_eval_loss,
+            best_eval_loss=self.standing.best.loss,
+            best_step=self.standing.best.step,
+            skipped=self.standing.skipped,
             peak_learning_rate=self.program.peak_learning_rate,
             seconds=seconds,
             stopped=self.stopped,
@@ -172,11 +153,7 @@ class _Training:
         if notes is None:
             return self.program.start(self.trainable), 0
         step = int(notes["step"])
-        self.bad.passed_over |= set(notes["passed_over"])
-        self.bad.rollbacks = notes["rollbacks"]
-        self.best.restore(notes["best"])
-        self.losses |= notes["losses"]
-        self.evaluated_at, self.skipped, self.saved_step = notes["evaluated_at"], notes["skipped"], step
+        self.standing.resume(notes)
         state = self.checkpoints.restore(step, self.program.restorable)
         self._say("resume", step, f"Going on from step {step}, found in {self.checkpoints.folder}.")
         return state, step
@@ -217,7 +194,8 @@ class _Training:
                         feed, behind = self._feed(step), None
                         continue
                     agreed = request if alone else int(values["request"])
-                    saving = agreed == SAVE and behind.step >= self.saved_step and step < self.geometry.total_steps
+                    unsaved = behind.step >= self.standing.saved_at and step < self.geometry.total_steps
+                    saving = agreed == SAVE and unsaved
                     # A step that is to be evaluated is saved after that, with its loss.
                     if saving and not self._is_eval_step(step):
                         self._save(state, step)
@@ -241,18 +219,18 @@ class _Training:
             feed.close()
 
     def _feed(self, step: int) -> Feed:
-        return Feed(self.loader, self.job.mesh, start_step=step, passed_over=self.bad.passed_over)
+        return Feed(self.loader, self.job.mesh, start_step=step, passed_over=self.standing.bad.passed_over)
 
     def _request(self, signals: StopSignals) -> int:
         if signals.received:
             return STOP
-        return SAVE if time.monotonic() - self.saved_at >= self.settings.checkpoint_every else NO_REQUEST
+        return SAVE if time.monotonic() - self.saved_when >= self.settings.checkpoint_every else NO_REQUEST
 
     def _fetch(self, running: _Running, feed: Feed) -> dict[str, Any]:
         """The numbers of a step, as soon as it is done; shows and logs them."""
         values = {name: value.item() for name, value in jax.device_get(running.measured).items()}
         done, outcome = running.step + 1, int(values["outcome"])
-        self.skipped, self.losses["loss"] = int(values["skipped"]), values["loss"]
+        self.standing.skipped, self.standing.loss = int(values["skipped"]), values["loss"]
         last = done == self.geometry.total_steps
         logged = done % self.settings.log_every == 0 or done == 1 or last or outcome != TRAINED
         shown = {
@@ -261,15 +239,14 @@ class _Training:
             "grad_norm": values["grad_norm"],
             "tokens": int(values["tokens"]),
             "epoch": round(done * self.geometry.batch_rows / self.job.train_split.rows, 4),
-            "skipped": self.skipped,
+            "skipped": self.standing.skipped,
             **self.pace.after(
                 done, positions=values["positions"], trained=values["tokens"], waited=feed.waited, logged=logged
             ),
         }
         if outcome != TRAINED:
-            self._say(
-                "skip", done, f"step {done}: {OUTCOMES[outcome]}; its update is left out ({self.skipped} so far)."
-            )
+            so_far = f"({self.standing.skipped} so far)"
+            self._say("skip", done, f"step {done}: {OUTCOMES[outcome]}; its update is left out {so_far}.")
         if logged and self.log is not None:
             self.log.write(done, shown)
         self.display.progress(done, shown, logged=logged)
@@ -277,7 +254,8 @@ class _Training:
 
     def _must_roll_back(self, step: int, values: dict[str, Any]) -> bool:
         rows = self.loader.rows_at(step).tolist()
-        action = self.bad.decide(step, int(values["outcome"]), bad_in_a_row=int(values["bad_in_a_row"]), rows=rows)
+        bad_in_a_row = int(values["bad_in_a_row"])
+        action = self.standing.bad.decide(step, int(values["outcome"]), bad_in_a_row=bad_in_a_row, rows=rows)
         return action == "rollback"
 
     def _roll_back(self, bad_step: int) -> tuple[TrainState, int]:
@@ -285,22 +263,19 @@ class _Training:
         self.checkpoints.wait()
         found = self.checkpoints.latest_before(bad_step)
         state = self.checkpoints.restore(found, self.program.restorable)
-        notes = self.checkpoints.notes(found)
-        self.best.restore(notes["best"])
-        self.losses |= notes["losses"]
-        self.evaluated_at, self.saved_step = notes["evaluated_at"], found
+        self.standing.go_back(self.checkpoints.notes(found))
         self.checkpoints.delete_after(found)
-        passed = ", ".join(str(step + 1) for step in sorted(self.bad.passed_over))
+        passed = ", ".join(str(step + 1) for step in sorted(self.standing.bad.passed_over))
         self._say(
             "rollback", found, f"Back to the checkpoint of step {found}; step {passed} is passed over from now on."
         )
         if self.log is not None:
-            self.log.drop_after(found, evaluated=self.evaluated_at == found)
+            self.log.drop_after(found, evaluated=self.standing.evaluated_at == found)
         return state, found
 
     def _is_eval_step(self, done: int) -> bool:
         every = self.job.run.eval.every
-        if every is None or done in (0, self.evaluated_at) or done >= self.geometry.total_steps:
+        if every is None or done in (0, self.standing.evaluated_at) or done >= self.geometry.total_steps:
             return False
         steps = every if isinstance(every, int) else max(1, round(every * self.geometry.total_steps))
         return done % steps == 0
@@ -312,7 +287,7 @@ class _Training:
 
     def _evaluate(self, state: TrainState, done: int) -> bool:
         """Loss on the held-out rows. True when training should stop here."""
-        self.evaluated_at = done
+        self.standing.evaluated_at = done
         job = self.job
         if job.validation_split is None:
             return False
@@ -320,10 +295,10 @@ class _Training:
         loader = loader_for(job.validation_split, job.mesh, seed=job.run.seed, batch_rows=rows, once=True)
         with self.pace.paused():
             seen = evaluate(self.program.eval_step, self.program.shown(state), self.program.frozen, loader, job.mesh)
-        self.losses["eval"] = seen.loss
+        self.standing.eval_loss = seen.loss
         if done == 0:
-            self.losses["first_eval"] = seen.loss
-        improved = self.best.see(seen.loss, done)
+            self.standing.first_eval_loss = seen.loss
+        improved = self.standing.best.see(seen.loss, done)
         values = {"eval_loss": seen.loss, "eval_perplexity": seen.perplexity, "eval_tokens": seen.tokens}
         if self.log is not None:
             self.log.write(done, values)
@@ -332,31 +307,17 @@ class _Training:
         if done and improved:
             self._save(state, done, eval_loss=seen.loss)
         patience = self.settings.early_stopping
-        if (
-            patience is not None
-            and self.best.evaluations_since >= patience.patience
-            and done < self.geometry.total_steps
-        ):
+        waited = self.standing.best.evaluations_since
+        if patience is not None and waited >= patience.patience and done < self.geometry.total_steps:
             self.stopped = f"no better validation loss in {patience.patience} evaluations"
             self._say("stop", done, f"Stopping after step {done}: {self.stopped}.")
             return True
         return False
 
     def _save(self, state: TrainState, step: int, *, eval_loss: float | None = None) -> None:
-        self.saved_at, self.saved_step = time.monotonic(), step
-        notes = {
-            "step": step,
-            "identity": self.names,
-            "batch_rows": self.geometry.batch_rows,
-            "passed_over": sorted(self.bad.passed_over),
-            "rollbacks": self.bad.rollbacks,
-            "best": self.best.to_json(),
-            "losses": {
-                name: None if value is None or math.isnan(value) else value for name, value in self.losses.items()
-            },
-            "evaluated_at": self.evaluated_at,
-            "skipped": self.skipped,
-        }
+        self.saved_when, self.standing.saved_at = time.monotonic(), step
+        decided = {"step": step, "identity": self.names, "batch_rows": self.geometry.batch_rows}
+        notes = {**decided, **self.standing.notes()}
         if self.checkpoints.save(step, state, notes, eval_loss=eval_loss):
             self._say("checkpoint", step, f"step {step}: saving a checkpoint")
 

@@ -49,7 +49,7 @@ def prepare_data(work: Work) -> None:
     if not work.console.quiet:
         work.prepared.report.print(work.console)
     if work.prepared.validation is None and data.validation != "none":
-        work.warn("there are too few rows to hold any out: nothing tells whether the model learns or memorises.")
+        work.warn("no rows are held out: nothing tells whether the model learns or memorises.")
     held_out = work.prepared.validation
     if held_out is not None and held_out.trained_tokens < _FEW_TOKENS:
         work.warn(

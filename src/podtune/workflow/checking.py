@@ -7,7 +7,6 @@ prepared, as the run does it. Devices, mesh and memory are not looked at: they a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,7 @@ from podtune.config.errors import PodtuneError, UserError
 from podtune.config.rows import Data, Source
 from podtune.config.schema import Run
 from podtune.config.wording import counted
-from podtune.hub.remote import is_remote
+from podtune.hub.addresses import check_address, is_remote
 from podtune.workflow import identity
 from podtune.workflow.output import OutputFolder, check_usable, is_output_folder, open_output
 from podtune.workflow.work import Work
@@ -32,9 +31,11 @@ def faults_of(run: Run, console: Console, *, rows: int | None = None) -> Iterato
 
     rows: look at so many rows of each source, and prepare nothing.
     """
+    from podtune.hub.sources import is_path
+
     work = Work(run, console, OutputFolder(Path(run.output.path), writes=False))
     opened = False
-    if _lies_here(run.model.source):
+    if is_path(run.model.source):
         faults = list(_model_faults(work))
         yield from faults
         opened = not faults
@@ -52,22 +53,16 @@ def _is_address(path: str) -> bool:
     return "://" in path
 
 
-def _lies_here(source: str) -> bool:
-    return not _is_address(source) and (
-        os.path.exists(os.path.expanduser(source)) or source.startswith((".", "/", "~")) or source.endswith(".gguf")
-    )
-
-
 def _address_faults(work: Work) -> Iterator[str]:
     """Of a model that is fetched when the run starts, and of the template it is to have."""
-    from podtune.hub.download import parse_hub_id
-    from podtune.hub.sources import perhaps_a_path
+    from podtune.hub.sources import check_source, perhaps_a_path
 
     source, template = work.run.model.source, work.run.model.chat_template
-    if not _is_address(source) and parse_hub_id(source) is None:
-        yield f"model: {source} is neither a file or folder here nor a Hub id (owner/name, optionally @revision)"
-    else:
+    try:
+        check_source(source)
         work.say(f"model: {source} is fetched when the run starts; it was not looked at.{perhaps_a_path(source)}")
+    except UserError as error:
+        yield str(error)
     if template is not None and not Path(template).expanduser().is_file():
         yield f"model.chat_template: there is no file {template}"
 
@@ -105,8 +100,15 @@ def _sources(data: Data) -> list[tuple[str, Source]]:
 
 def _form_faults(work: Work, rows: int | None) -> Iterator[str]:
     """Of the form of the rows that lie on this machine, where there is no tokenizer to prepare them with."""
+    from podtune.data.sources import check_source
+
     for use, source in _sources(work.run.data):
         if _is_address(source.path):
+            try:
+                check_source(source)
+            except UserError as error:
+                yield str(error)
+                continue
             work.say(f"data: {source.path} is fetched when the run starts; it was not looked at")
         else:
             yield from _source_faults(work, source, use=use, limit=rows)
@@ -157,6 +159,11 @@ def _row_faults(work: Work) -> Iterator[str]:
 def _output_faults(work: Work) -> Iterator[str]:
     output = work.run.output.path
     if is_remote(output):
+        try:
+            check_address(output)
+        except UserError as error:
+            yield f"output: {error}"
+            return
         work.say(f"output: {output} was not looked at")
         return
     try:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from podtune.config.errors import RunFailure, UserError
+from podtune.config.errors import ConfigError, RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
 from podtune.config.sameness import Change, changes, may_change
 from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
-from podtune.hub.remote import is_remote
+from podtune.hub.addresses import is_remote
 from podtune.train.output import local_folder
 from podtune.workflow.remote_output import fetch, forget, listed, publish
 
@@ -122,7 +122,7 @@ class OutputFolder:
 
     def load_run(self) -> Run:
         """The run as it was resolved."""
-        return load_run(self.path / "run.yaml")
+        return _load_run(self.path)
 
 
 def is_output_folder(path: Path) -> bool:
@@ -295,7 +295,7 @@ def _has_begun(path: Path, address: str | None = None) -> bool:
 def _refuse_another_run(path: Path, run: Run, address: str | None = None) -> None:
     if not _has_begun(path, address):
         return
-    changed = differences(load_run(path / "run.yaml"), run)
+    changed = differences(_load_run(path), run)
     if changed:
         lengths = [change.key for change in changed if change.key in _LENGTHS]
         further = (
@@ -308,6 +308,13 @@ def _refuse_another_run(path: Path, run: Run, address: str | None = None) -> Non
             + (further if lengths else "")
             + "\nName another folder, or start anew with --fresh."
         )
+
+
+def _load_run(path: Path) -> Run:
+    try:
+        return load_run(path / "run.yaml")
+    except ConfigError as error:
+        raise RunFailure(f"{error}\nThis is how {path} remembers its run. {_WITHOUT_RECORD}") from error
 
 
 def _read_record(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.config.errors import RunFailure, UserError
+from podtune.hub.addresses import file_system
 from podtune.hub.remote import upload_folder
 
 SMALL_FILES = ("run.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "README.md", "run.json")
@@ -73,17 +74,10 @@ def publish(folder: Path, address: str, *, whole: bool) -> None:
 
 
 def _open(address: str) -> tuple[Any, str]:
-    import fsspec
-
     try:
-        system, root = fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        raise UserError(
-            f"output: {address} needs a package that is not installed ({error}): pip install 'podtune[gcs]' for gs://, "
-            "'podtune[s3]' for s3://."
-        ) from error
-    except ValueError as error:
-        raise UserError(f"output: {address} is not an address that can be written to ({error}).") from error
+        system, root = file_system(address)
+    except UserError as error:
+        raise UserError(f"output: {error}") from error
     return system, root.rstrip("/")
 
 

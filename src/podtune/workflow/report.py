@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,8 +178,3 @@ def _section(title: str, body: str) -> str:
 
 def _text(value: object) -> str:
     return html.escape(str(value), quote=True)
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that is too large to hold."""
-    return math.exp(loss) if loss < 700 else math.inf

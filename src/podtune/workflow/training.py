@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from podtune.config.errors import RunFailure
-from podtune.train.job import Event, Hooks, Job
+from podtune.train.evaluation import perplexity
+from podtune.train.job import Event, Hooks, Job, check_validation
 from podtune.train.program import chosen_dtype
 from podtune.workflow.beginning import finite, shown_console
 from podtune.workflow.identity import fingerprints
-from podtune.workflow.report import perplexity
 from podtune.workflow.samples import answer_all, choose_prompts, own_prompts, record_answers
 from podtune.workflow.work import Work
 
@@ -57,7 +57,6 @@ def train_model(work: Work) -> None:
 def check_steps(work: Work) -> None:
     """Raises UserError for settings of training that do not fit the data or the mesh, while nothing is written yet."""
     from podtune.train.geometry import plan_geometry
-    from podtune.train.loop import check_validation
 
     check_validation(work.run, work.prepared.validation)
     asked, row = work.run.train.batch_tokens, work.prepared.train.row_tokens
