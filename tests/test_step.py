@@ -21,11 +21,13 @@ NO_NOISE = {"steps": 6, "schedule": "constant", "optimizer": "sgd", "clip_norm":
 
 
 @functools.cache
-def after_steps(method="lora", mesh=(1, 1, 1), steps=3, model=(), dropout=0.0, **train):
+def after_steps(method="lora", mesh=(1, 1, 1), steps=3, model=(), dropout=0.0, targets=None, **train):
     """(losses, trained weights) after a few steps on a mesh (data, fsdp, tensor)."""
     data, fsdp, tensor = mesh
     devices = jax.devices()[: data * fsdp * tensor]
-    settings = method if method == "full" else {"lora": {**LORA, "dropout": dropout}}
+    settings = (
+        method if method == "full" else {"lora": {**LORA, "dropout": dropout, "targets": targets or LORA["targets"]}}
+    )
     case = make_steps(
         make_run(method=settings, train={**NO_NOISE, **train}),
         mesh=build_mesh(Mesh(data=data, fsdp=fsdp, tensor=tensor), devices),
@@ -59,6 +61,16 @@ def test_full_fine_tuning_on_one_and_eight_devices_gives_equal_losses_and_weight
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 1, 4), (1, 1, 8)])
 def test_lora_on_8x1_2x4_and_1x8_meshes_gives_the_losses_of_one_device(mesh):
     assert_same(after_steps("lora"), after_steps("lora", mesh=mesh), within=1e-5)
+
+
+@pytest.mark.parametrize(("tied", "target"), [(True, "embedding"), (False, "head")])
+def test_an_adapter_on_the_head_learns_alike_on_every_mesh_and_has_dropout(tied, target):
+    settings = {"model": (("tied", tied),), "targets": (target,)}
+    one = after_steps("lora", **settings)
+    assert_same(one, after_steps("lora", mesh=(2, 2, 2), **settings), within=1e-5)
+    dropped = after_steps("lora", dropout=0.5, **settings)
+    assert dropped[0][1:] != one[0][1:]
+    assert_same(dropped, after_steps("lora", mesh=(2, 1, 1), accumulate=2, dropout=0.5, **settings), within=1e-5)
 
 
 def test_noise_and_dropout_are_functions_of_seed_step_and_row_alone():

@@ -1,12 +1,14 @@
 """Descriptions, names, and the operations in which weights meet activations."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
 
-from podtune.weights.leaves import LoRA, as_array, is_weight, linear, linear_transposed, lookup, parameter_count
+from podtune.weights.leaves import LoRA, as_array, beside, is_weight, linear, linear_transposed, lookup, parameter_count
 from podtune.weights.param import Param, abstract, initialise, initialise_on, map_params, stack
 from podtune.weights.tree import map_named, named_leaves, static, weight_dataclass
 
@@ -101,6 +103,46 @@ def test_transposed_linear_and_lookup_read_the_same_weight():
     ids = jnp.asarray([[0, 10], [3, 3]])
     close(lookup(w, ids, dtype=jnp.float32), whole[ids])
     assert lookup(w.base, ids, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_an_update_beside_the_base_gives_the_product_and_gradients_of_linear(transposed: bool, dropout: float):
+    w = lora((6, 11))
+    x = jax.random.normal(jax.random.key(1), (2, 5, 11 if transposed else 6))
+    key = jax.random.split(jax.random.key(2), 2) if dropout else None
+    w = dataclasses.replace(w, dropout=dropout, dropout_key=key)
+
+    def together(x, w):
+        wider, matrix = beside(x, w, transposed=transposed)
+        assert wider.shape[-1] == x.shape[-1] + w.a.shape[-1]
+        return wider @ (matrix.T if transposed else matrix)
+
+    def apart(x, w):
+        if not transposed:
+            return linear(x, w)
+        turned = LoRA(base=w.base.T, a=w.b.T, b=w.a.T, scale=w.scale, dropout=w.dropout, dropout_key=w.dropout_key)
+        return linear(x, turned)
+
+    close(together(x, w), apart(x, w))
+    weights = jax.random.normal(jax.random.key(3), apart(x, w).shape)
+
+    def gradients(product):
+        loss = lambda x, a, b: jnp.sum(weights * product(x, dataclasses.replace(w, a=a, b=b)))  # noqa: E731
+        return jax.grad(loss, (0, 1, 2))(x, w.a, w.b)
+
+    for one, other in zip(gradients(together), gradients(apart), strict=True):
+        close(one, other)
+
+
+def test_an_update_beside_a_bfloat16_head_is_not_rounded_away():
+    base = jnp.ones((8, 8), jnp.bfloat16)
+    w = LoRA(base=base, a=jnp.full((8, 1), 1e-3), b=jnp.ones((1, 8)), scale=1.0)
+    x = jnp.ones((4, 8), jnp.bfloat16)
+    wider, matrix = beside(x, w)
+    product = jnp.dot(wider, matrix, preferred_element_type=jnp.float32)
+    np.testing.assert_allclose(product, 8.008, atol=1e-4)
+    assert beside(x, base)[1] is base
 
 
 @pytest.mark.parametrize("layers", [(), (3,)])

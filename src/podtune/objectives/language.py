@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from podtune.objectives.cross_entropy import chunked_cross_entropy
 from podtune.parallel.sharding import data_shards
-from podtune.weights.leaves import as_array
+from podtune.weights.leaves import beside
 
 # Of a row: with fewer there is little to pass over where a third of its positions bear loss, and from there on each
 # reads the unembedding once more.
@@ -81,9 +81,10 @@ def sft_loss(
         mesh=settings.mesh,
     )
     unembedding = model.unembedding(weights)
+    states, matrix = beside(hidden.states, unembedding.weight, transposed=unembedding.tied)
     loss = chunked_cross_entropy(
-        hidden.states,
-        as_array(unembedding.weight),
+        states,
+        matrix,
         batch["targets"],
         batch["weights"],
         vocab_first=unembedding.tied,

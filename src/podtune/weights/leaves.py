@@ -1,6 +1,6 @@
 """The kinds of leaf a weight may be, and the few operations in which weights meet activations.
 
-Models call `linear`, `lookup` and `as_array` and never look at a leaf: a method (LoRA, later quantisation) swaps
+Models call `linear`, `lookup` and the like and never look at a leaf: a method (LoRA, later quantisation) swaps
 leaves.
 """
 
@@ -71,6 +71,23 @@ def linear_transposed(x: Float[Array, "*rows outputs"], weight: Weight) -> Float
         return contract_last(x, weight.astype(x.dtype))
     update = contract_last(contract_last(x, weight.b.astype(x.dtype)), weight.a.astype(x.dtype))
     return contract_last(x, weight.base.astype(x.dtype)) + weight.scale * update
+
+
+def beside(
+    x: Float[Array, "*rows inputs"], weight: Weight, *, transposed: bool = False
+) -> tuple[Float[Array, "*rows wider"], Array]:
+    """(x', w') whose plain product is that of `linear` (`linear_transposed` when transposed): an update stands beside
+    the base, wider by the rank, rather than in it, where bfloat16 would round it away. For what takes one matrix."""
+    if not isinstance(weight, LoRA):
+        return x, weight
+    down, up = (weight.b, weight.a) if transposed else (weight.a, weight.b)
+    dropped = x
+    if weight.dropout > 0 and weight.dropout_key is not None:
+        dropped = _drop(x, weight.dropout, weight.dropout_key)
+    down = down.astype(x.dtype)
+    at_rank = contract_last(dropped, down) if transposed else contract(dropped, down, 1)
+    matrix = jnp.concatenate([weight.base.astype(x.dtype), up.astype(x.dtype)], axis=1 if transposed else 0)
+    return jnp.concatenate([x, weight.scale * at_rank], axis=-1), matrix
 
 
 def lookup(weight: Weight, ids: Int[Array, "*batch"], *, dtype: Any) -> Float[Array, "*batch embed"]:
