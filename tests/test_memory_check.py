@@ -1,9 +1,12 @@
 """What training holds on a device, as the check before a run counts it."""
 
+from types import SimpleNamespace
+
 import pytest
 import tiny_models as tiny
 from workflow_cases import a_console, a_run
 
+from podtune.serve.loading import mesh_for
 from podtune.weights.adapters import attach
 from podtune.workflow.beginning import held_bytes, parameters, trained_parameters
 from podtune.workflow.output import OutputFolder
@@ -34,10 +37,15 @@ def test_memory_of_a_frozen_model_is_that_of_its_own_dtype(tmp_path):
     assert held_bytes(work) == pytest.approx(2 * parameters(model) + 16 * trained_parameters(work), rel=1e-3)
 
 
-def test_a_model_to_talk_to_is_split_when_copies_of_it_would_fill_the_accelerators(monkeypatch):
-    from podtune.serve.loading import mesh_for
+@pytest.mark.parametrize(("share", "axis"), [(0.1, "data"), (0.5, "fsdp")])
+def test_a_model_to_talk_to_is_split_when_copies_of_it_would_fill_the_accelerators(share, axis, monkeypatch):
+    model = tiny.tiny_model("llama")
+    memory = int(2 * parameters(model) / share)  # bfloat16
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": memory})
+    monkeypatch.setattr("podtune.parallel.mesh.own_device", lambda _: device)
+    monkeypatch.setattr("podtune.serve.loading.on_cpu", lambda _: False)
+    assert mesh_for(model).shape[axis] == 8
 
-    model, asked = tiny.tiny_model("llama"), {}
-    monkeypatch.setattr("podtune.parallel.mesh.build_mesh", lambda *_, **given: asked.update(given) or tiny.mesh_of())
-    mesh_for(model)
-    assert asked["weight_bytes"] == 4 * parameters(model)  # float32 on a CPU
+
+def test_a_model_to_talk_to_is_on_one_device_where_there_are_cpus_alone():
+    assert mesh_for(tiny.tiny_model("llama")).size == 1

@@ -54,6 +54,11 @@ def build_mesh(
     return jax.make_mesh((data, fsdp, request.tensor), AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
 
 
+def on_cpu(mesh: Mesh) -> bool:
+    """Whether the devices of a mesh are CPUs, which share one memory and compute best in float32."""
+    return mesh.devices.flat[0].platform == "cpu"
+
+
 def own_device(devices: Sequence[Any]) -> Any:
     """The first of these devices that this process holds: the memory of others' cannot be asked for."""
     mine = [device for device in devices if device.process_index == jax.process_index()]

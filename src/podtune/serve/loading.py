@@ -18,6 +18,7 @@ from podtune.families import Model, model_from_files
 from podtune.families.loading import load_weights
 from podtune.hub.sources import ModelFiles, resolve_model
 from podtune.hub.tokenizer import Tokenizer, load_tokenizer
+from podtune.parallel.mesh import build_mesh, on_cpu
 
 Say = Callable[[str], None]
 
@@ -87,7 +88,7 @@ def _from_model(source: str, *, mesh: Mesh | None, cache: Path | None, say: Say 
 
 def serving_dtype(mesh: Mesh) -> Any:
     """float32 on a CPU, bfloat16 on accelerators."""
-    return jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16
+    return jnp.float32 if on_cpu(mesh) else jnp.bfloat16
 
 
 def _with_folder(files: ModelFiles, folder: Path) -> ModelFiles:
@@ -105,9 +106,9 @@ def mesh_for(model: Model) -> Mesh:
     """Every accelerator of this machine, or the first device where there are CPUs alone. The weights are copied to each
     accelerator if they are small beside its memory, else split over all."""
     from podtune.config.schema import Mesh as MeshSettings
-    from podtune.parallel.mesh import build_mesh
     from podtune.weights.leaves import parameter_count
 
-    on_cpu = jax.devices()[0].platform == "cpu"
-    count = parameter_count(model.describe())
-    return build_mesh(MeshSettings(), jax.devices()[:1] if on_cpu else None, weight_bytes=count * (4 if on_cpu else 2))
+    here = build_mesh(MeshSettings(), jax.devices()[:1])
+    if on_cpu(here):
+        return here
+    return build_mesh(MeshSettings(), weight_bytes=2 * parameter_count(model.describe()))

@@ -13,6 +13,7 @@ from jaxtyping import Array
 from podtune.config.schema import Run
 from podtune.objectives import OBJECTIVES
 from podtune.objectives.language import LanguageSettings
+from podtune.parallel.mesh import on_cpu
 from podtune.train.geometry import Geometry
 from podtune.train.optimizers import make_optimizer
 from podtune.train.schedules import make_schedule, scaled_peak
@@ -113,15 +114,11 @@ def peak_learning_rate(run: Run, geometry: Geometry) -> float:
 def chosen_dtype(asked: str, mesh: Mesh) -> Any:
     """auto: bfloat16 on accelerators; float32 on a CPU, where only some are faster in bfloat16."""
     if asked == "auto":
-        asked = "float32" if _is_cpu(mesh) else "bfloat16"
+        asked = "float32" if on_cpu(mesh) else "bfloat16"
     return jnp.dtype(asked)
 
 
 def chosen_remat(asked: str, mesh: Mesh) -> str:
     """auto: recompute all on accelerators, whose memory is the narrow place; on a CPU, whose arithmetic is, only what
     costs less to make again than to write and read."""
-    return asked if asked != "auto" else "dots" if _is_cpu(mesh) else "full"
-
-
-def _is_cpu(mesh: Mesh) -> bool:
-    return mesh.devices.flat[0].platform == "cpu"
+    return asked if asked != "auto" else "dots" if on_cpu(mesh) else "full"

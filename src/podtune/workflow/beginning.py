@@ -182,6 +182,7 @@ def held_bytes(work: Work) -> int:
     gradients. On a CPU, whose devices share one memory, what all hold together. Activations come on top."""
     import jax
 
+    from podtune.parallel.mesh import on_cpu
     from podtune.parallel.sharding import sharding_for
     from podtune.train.optimizers import make_optimizer
     from podtune.train.state import abstract_state, divide_weights, state_shardings
@@ -198,7 +199,7 @@ def held_bytes(work: Work) -> int:
         (param, sharding_for(work.mesh, param.axes, param.shape)) for param in jax.tree.leaves(frozen, is_leaf=is_param)
     ]
     here = sum(math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf, place in kept)
-    return here * (work.mesh.size if work.mesh.devices.flat[0].platform == "cpu" else 1)
+    return here * (work.mesh.size if on_cpu(work.mesh) else 1)
 
 
 def _check_memory(work: Work) -> None:
