@@ -1,10 +1,12 @@
-"""Files by folder and pattern: what glob matches, and each folder once however many links lead to it."""
+"""Files by folder and pattern: what glob matches, and each file once however many links lead to its folder."""
 
 import glob
+import os
 from pathlib import Path
 
 import pytest
 
+from podtune.config.errors import UserError
 from podtune.data.local_files import files_below, files_matching
 
 NAMES = ("a.jsonl", "b.json", "sub/c.jsonl", "sub/deep/d.jsonl", "sub/deep/e.txt", ".hidden.jsonl", ".git/f.jsonl",
@@ -39,12 +41,28 @@ def test_links_that_lead_round_in_circles_end(tree: Path):
     assert files_matching("**/*.jsonl") == [
         "a.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl", "x1/h.jsonl", "x2/h.jsonl",
     ]  # fmt: skip
-    assert len(files_below(tree)) == len(NAMES)
+    assert sorted(file.read_text() for file in files_below(tree)) == [
+        "a.jsonl", "b.json", "sub/c.jsonl", "sub/deep/d.jsonl", "sub/deep/e.txt", "x1/h.jsonl", "x2/h.jsonl",
+    ]  # fmt: skip
 
 
-def test_a_folder_behind_a_link_is_looked_into(tree: Path, tmp_path_factory: pytest.TempPathFactory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "far.jsonl").write_text("")
-    (tree / "link").symlink_to(elsewhere)
-    assert "link/far.jsonl" in files_matching("**/*.jsonl")
-    assert tree / "link" / "far.jsonl" in files_below(tree)
+def test_a_link_whose_name_is_not_wanted_hides_no_folder(tree: Path):
+    (tree / "current").symlink_to(tree / "x2")
+    (tree / ".old").symlink_to(tree / "sub")
+    (tree / "_x").symlink_to(tree / "x1")
+    assert files_matching("x*/**/*.jsonl") == ["x1/h.jsonl", "x2/h.jsonl"]
+    assert {tree / "sub" / "c.jsonl", tree / "x1" / "h.jsonl"} <= set(files_below(tree))
+
+
+def test_a_folder_that_cannot_be_read_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    scandir = os.scandir
+
+    def refuse(folder: str | Path):
+        if Path(folder).name == "x1":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for look in (lambda: files_below(tree), lambda: files_matching("**/*.jsonl")):
+        with pytest.raises(UserError, match=r"x1: this folder cannot be read \(Permission denied\)"):
+            look()

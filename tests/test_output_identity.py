@@ -86,8 +86,13 @@ def test_what_ends_a_run_within_its_folder_is_not_swallowed_with_the_folder(faul
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path):
-    with pytest.raises(UserError, match="cannot be made"), claimed(a_run(tmp_path, output="/proc/x")):
+def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise FileNotFoundError(2, "No such file or directory")  # as /proc answers, however often it is asked
+
+    run = a_run(tmp_path)
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(UserError, match="cannot be made"), claimed(run):
         pass
 
 

@@ -2,11 +2,16 @@
 
 # ruff: noqa: E501 (a table of faults reads best with one on a line)
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import re
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -17,6 +22,13 @@ from podtune.data.rows import Refused
 from podtune.data.sources import list_files, read_file, read_records
 
 GOOD = b'{"text": "fine"}\n'
+
+
+def parquet(columns: dict[str, list[str]]) -> bytes:
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), out)
+    return out.getvalue()
+
 
 # name of the file, its bytes, what the message must say (a pattern; the file's own name stands before it)
 FAULTS: dict[str, tuple[str, bytes, str]] = {
@@ -57,7 +69,9 @@ FAULTS: dict[str, tuple[str, bytes, str]] = {
     "carriage returns alone": ("a.jsonl", GOOD.strip() + b"\r" + GOOD.strip() + b"\r", r":1: .*carriage return alone.*tr "),
     "gzip by another name": ("a.jsonl", gzip.compress(GOOD), r": the file is compressed by gzip.*\.gz"),
     "zstandard by another name": ("a.csv", zstandard.ZstdCompressor().compress(GOOD), r": .*zstandard.*\.zst"),
-    "Parquet by another name": ("a.json", b"PAR1 and so on", r": the file is Parquet"),
+    "Parquet by another name": ("a.json", parquet({"text": ["a"]}), r": the file is Parquet"),
+    "bzip2 by another name": ("a.jsonl", bz2.compress(GOOD), r": the file is compressed by bzip2"),
+    "xz by another name": ("a.jsonl", lzma.compress(GOOD), r": the file is compressed by xz"),
     "a zip archive": ("a.txt", b"PK\x03\x04 and so on", r": the file is a zip archive"),
     "JSON cut off in a string": ("a.json", b'[{"text": "a"},\n {"text": "b', r": line 2, column 11: record 2: it is cut off here"),
     "JSON cut off after a record": ("a.json", b'[{"text": "a"}', r": .*after record 1 the file ends without \]"),
@@ -159,6 +173,14 @@ def test_rows_behind_one_with_too_few_fields_are_read_and_told(tmp_path: Path):
     assert [(isinstance(row, Refused), row.number) for row in read_file(file)] == [
         (False, 2), (True, 3), (True, 4), (False, 5),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("a.csv", "PAR1,text\n1,a\n"), ("a.csv", "PK,text\n1,a\n"), ("a.txt", "BZhang wrote this."), ("a.txt", "PAR1 is text"),
+])  # fmt: skip
+def test_texts_that_begin_like_something_else_are_texts(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).write_text(text)
+    assert len(list(read_records(Source(path=str(tmp_path / name))))) == 1
 
 
 @pytest.mark.parametrize("data", [

@@ -22,8 +22,10 @@ def evaluate(
 
     refuse_remote(source, command="eval")
     folder = Path(source)
-    run = load_run(open_output(folder).path / "run.yaml" if folder.is_dir() else folder, overrides or ())
-    if folder.is_dir():  # where it is now, which may not be where it was written
+    if not folder.is_dir():
+        run = load_run(folder, overrides or ())
+    else:  # where it is now, which may not be where it was written
+        run = open_output(folder).load_run(overrides or ())
         run = run.model_copy(update={"output": run.output.model_copy(update={"path": str(folder)})})
 
     from podtune.workflow.afterwards import evaluate_run

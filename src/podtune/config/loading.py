@@ -22,8 +22,7 @@ Key = tuple[str | int, ...]
 STAND_INS: Mapping[str, Any] = {"method": "full"}
 """What takes the place of a faulty required key, so that the rest can still be checked."""
 
-
-_DATA_ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+_DATA_ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # nobody's YAML: JSON may be, and a .txt too
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
@@ -53,8 +52,9 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         if fault is None and key in given:
             place = Place.on_command_line(position, override)
             fault = Fault(place, f'the key "{key}" is given twice (also as {given[key]}); keep one')
-        given[key] = override
-        if fault is not None:
+        if fault is None:
+            given[key] = override
+        else:
             faults.append(fault)
     run = _check(root, faults)
     if run is None or faults:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 from podtune.config.subject import OrNone, Subject
 from podtune.config.values import Choice, CountOrFraction, Duration, Real, Switch, Whole
 
+USUAL_STEPS = 100  # from fewer a model learns little; small data is divided to make about so many
+
 OptimizerName = Literal["adamw", "adafactor", "lion", "sgd", "muon"]
 
 

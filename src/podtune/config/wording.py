@@ -1,6 +1,7 @@
 """How things are said everywhere: numbers of things, sizes, and what a missing path may have meant."""
 
 import difflib
+import os
 from pathlib import Path
 
 
@@ -20,7 +21,10 @@ def readable_bytes(count: int | float) -> str:
 
 def nearest_to(path: Path) -> str:
     """The end of a sentence that says a path does not exist: the one beside it that is most like it, if any is."""
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    try:
+        beside = os.listdir(path.parent)
+    except OSError:  # not there, or not to be looked into
+        beside = []
     near = difflib.get_close_matches(path.name, beside, n=1)
     if near:
         return f'. Did you mean "{path.parent / near[0]}"?'

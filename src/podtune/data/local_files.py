@@ -1,5 +1,5 @@
-"""Files of this machine by folder and by pattern, for sources. A folder that is met again, as through a link to one
-above it, is looked into once."""
+"""Files of this machine by folder and by pattern, for sources. Links are followed, but not round in circles, and a file
+that is met in one folder by several ways is one file."""
 
 import glob
 import os
@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from podtune.config.errors import UserError
 
 _PATTERN = re.compile(r"[*?\[]")
 
@@ -17,31 +19,50 @@ def is_pattern(path: str) -> bool:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files of a folder and of the folders in it, sorted; links are followed."""
-    return sorted(_walk(folder))
+    """The files of a folder and of the folders in it, sorted, but for those whose names, or whose folders' names, begin
+    with a dot or an underscore. Raises UserError for a folder that cannot be read."""
+    return _once(sorted(_walk(folder, hidden=(".", "_"))))
 
 
 def files_matching(pattern: str) -> list[str]:
     """The files whose names a pattern matches, sorted. `**` stands for any folders, or none; a name that begins with a
-    dot is matched only by what begins with one."""
+    dot is matched only by what begins with one. Raises UserError for a folder that cannot be read."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return sorted(name for name in glob.glob(pattern) if os.path.isfile(name))
     start = next(at for at, part in enumerate(parts) if is_pattern(part))
-    root = Path(*parts[:start])
-    return sorted(str(file) for file in _walk(root) if _matches(file.relative_to(root).parts, parts[start:]))
+    root, wanted = Path(*parts[:start]), parts[start:]
+    hidden = () if any(part.startswith(".") for part in wanted) else (".",)
+    found = [file for file in _walk(root, hidden=hidden) if _matches(file.relative_to(root).parts, wanted)]
+    return sorted(map(str, _once(sorted(found))))
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    seen: set[str] = set()
-    for folder, inside, files in os.walk(root, followlinks=True):
+def _walk(root: Path, *, hidden: tuple[str, ...]) -> Iterator[Path]:
+    """The files below a folder. hidden: what the names begin with that are passed over."""
+    above: dict[str, tuple[str, ...]] = {str(root): ()}
+    for folder, inside, files in os.walk(root, followlinks=True, onerror=_refuse):
+        ancestors = above.pop(folder)
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in ancestors:
             inside.clear()
             continue
-        seen.add(real)
-        inside.sort()
-        yield from (file for name in files if (file := Path(folder, name)).is_file())
+        inside[:] = [name for name in inside if not name.startswith(hidden)]
+        above |= {os.path.join(folder, name): (*ancestors, real) for name in inside}
+        paths = (Path(folder, name) for name in files if not name.startswith(hidden))
+        yield from (path for path in paths if path.is_file())
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise UserError(f"{error.filename}: this folder cannot be read ({error.strerror}). Name files without it.")
+
+
+def _once(files: Sequence[Path]) -> list[Path]:
+    """Without the same file in the same folder by another way, as a link to a folder makes of every file in it."""
+    seen: dict[tuple[str, str], Path] = {}
+    for file in files:
+        seen.setdefault((os.path.realpath(file.parent), file.name), file)
+    return list(seen.values())
 
 
 def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:

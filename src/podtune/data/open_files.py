@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import re
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -16,18 +17,15 @@ from podtune.hub.addresses import file_system
 MAX_RECORD_BYTES = 256 << 20
 _BLOCK = 8 << 20
 COMPRESSIONS = (".gz", ".zst")
-
-
 # How files begin that are no text, whatever their name says, and what is to be done about it.
 _BEGINNINGS = {
-    b"\xff\xfe": "UTF-16 or UTF-32. Save it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
-    b"\xfe\xff": "UTF-16 or UTF-32. Save it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
-    b"\x1f\x8b": "compressed by gzip. Give its name the ending .gz",
-    b"\x28\xb5\x2f\xfd": "compressed by zstandard. Give its name the ending .zst",
-    b"PAR1": "Parquet. Give its name the ending .parquet",
-    b"PK\x03\x04": "a zip archive. Unpack it",
-    b"BZh": "compressed by bzip2. Unpack it, or compress it by gzip or zstandard",
-    b"\xfd7zXZ": "compressed by xz. Unpack it, or compress it by gzip or zstandard",
+    rb"\xff\xfe|\xfe\xff": "UTF-16 or UTF-32. Save it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    rb"\x1f\x8b": "compressed by gzip. Give its name the ending .gz",
+    rb"\x28\xb5\x2f\xfd": "compressed by zstandard. Give its name the ending .zst",
+    rb"PAR1\x15": "Parquet. Give its name the ending .parquet",
+    rb"PK\x03\x04": "a zip archive. Unpack it",
+    rb"BZh[1-9]1AY&SY": "compressed by bzip2. Unpack it, or compress it by gzip or zstandard",
+    rb"\xfd7zXZ": "compressed by xz. Unpack it, or compress it by gzip or zstandard",
 }
 
 
@@ -116,7 +114,7 @@ def byte_lines_of(stream: ByteStream, origin: str) -> Iterator[tuple[int, bytes]
 
 def without_byte_order_mark(start: bytes, origin: str) -> bytes:
     """The start of a file without a UTF-8 mark. Raises NoTextFile for one that begins as what is no UTF-8 text does."""
-    what = next((what for beginning, what in _BEGINNINGS.items() if start.startswith(beginning)), None)
+    what = next((what for begins, what in _BEGINNINGS.items() if re.match(begins, start)), None)
     if what is not None:
         raise NoTextFile(f"{origin}: the file is {what}.")
     return start.removeprefix(b"\xef\xbb\xbf")

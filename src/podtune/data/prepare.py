@@ -20,6 +20,7 @@ from rich.console import Console
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.rows import Data
+from podtune.config.training import USUAL_STEPS
 from podtune.config.wording import counted
 from podtune.data.packing import Packing, one_example_a_row, pack_examples
 from podtune.data.prepare_encode import Chunk, WorkSettings, encode_chunk, read_chunk
@@ -35,13 +36,13 @@ from podtune.data.prepare_workers import Workers
 from podtune.data.prepare_write import forget_chunks, shard_rows, write_plan, write_shard
 from podtune.data.prepared import HELD_OUT, HeldOut, Prepared, PreparedSplit, open_prepared, write_manifest
 from podtune.data.rows import Record, Refused
+from podtune.hub.addresses import is_address
 from podtune.hub.tokenizer import Tokenizer
 
 __all__ = ["HeldOut", "PrepareReport", "Prepared", "PreparedSplit", "default_cache", "prepare"]
 
 _READ_ON_SECONDS = 20.0  # after a first fault: to name more of them, not to tokenise the rest in vain
 _ROUND_TO = 64  # rows of small data sets are no longer than they need be, but for this
-_WANTED_ROWS = 100  # of data that could be packed into fewer, where max_length is left to us: they make the steps
 
 
 def prepare(
@@ -59,7 +60,7 @@ def prepare(
     cache folder, RunFailure when the disk fills or a process dies.
     """
     cache = cache or (Path(data.cache) if data.cache else default_cache())
-    if "://" in str(data.cache):
+    if data.cache is not None and is_address(data.cache):
         raise UserError(f"data.cache: {data.cache} is not a folder of this machine, which prepared data needs.")
     show = PrepareProgress(progress)
     with show, _disk_faults(cache):
@@ -101,7 +102,7 @@ def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
     opened = [entry.read() for entry in job.inputs]
     encoders = tuple(shape and Encoder(job.tokenizer, job.data.train_on, shape) for shape, _ in opened)
     settings = WorkSettings(job.chunks, job.staging, job.max_length, job.data.too_long, job.seed, encoders)
-    with Workers(job.workers(), settings, job.staging) as workers:
+    with Workers(job.workers(), settings, job.chunks) as workers:
         chunks = _encode(job, [records for _, records in opened], workers, show)
         reports = source_reports(job, chunks)
         notes = [
@@ -214,10 +215,10 @@ def _write(
 
 def _row_tokens(job: Job, train: Examples, validation: Examples) -> int:
     """max_length, or less where nothing needs a row as long as that, or where it was not asked for and would put a
-    small data set into a handful of rows."""
+    small data set into a handful of rows, which make the steps."""
     longest = max(int(train.length.max(initial=1)), int(validation.length.max(initial=1)))
     tokens = int(train.length.sum(dtype=np.int64)) if job.data.packing else 0
-    needed = max(longest, tokens if job.data.max_length is not None else -(-tokens // _WANTED_ROWS))
+    needed = max(longest, tokens if job.data.max_length is not None else -(-tokens // USUAL_STEPS))
     return min(job.max_length, -(-needed // _ROUND_TO) * _ROUND_TO)
 
 

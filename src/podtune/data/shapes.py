@@ -89,7 +89,7 @@ def sniff_shape(
             )
     seen = [candidates[0] for record in looked_at if (candidates := _candidates(record.value, shape, given))]
     if not seen:
-        raise UserError(_unknown_shape(first, shape))
+        raise UserError(_unknown_shape(next((record for record in looked_at if record.value), first), shape))
     found = max(seen, key=seen.count)
     optional = {role: name for record in looked_at for role, name in _optional(record, found, given)}
     read = {**found.columns, **optional}
@@ -129,12 +129,12 @@ def _unknown_shape(record: Record, shape: Shape) -> str:
     if slip := slip_in(names, _KNOWN_COLUMNS):
         written, known = slip
         return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {{{known}: {written}}}."
-    meant = meant_by(names) or {"instruction": _some(record.value, 0), "output": _some(record.value, 1)}
+    meant = meant_by(record.value) or _first_texts(record.value)
     mapping = ", ".join(f"{role}: {name}" for role, name in meant.items())
+    pair = f"{{{mapping}}} for a question and its answer, " if mapping else ""
     return (
-        f"{cannot_tell} Name them, for example columns: {{{mapping}}} for a question and its answer, "
-        "{prompt: ..., completion: ...} for a text and what follows it, {text: ...} for documents, "
-        "{messages: ...} for chats."
+        f"{cannot_tell} Name them, for example columns: {pair}{{prompt: ..., completion: ...}} for a text and what "
+        "follows it, {text: ...} for documents, {messages: ...} for chats."
     )
 
 
@@ -198,9 +198,10 @@ def _listed(value: Mapping[str, Any]) -> str:
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") or "no columns"
 
 
-def _some(value: Mapping[str, Any], at: int) -> str:
-    texts = [name for name, part in value.items() if isinstance(part, str)] or list(value)
-    return texts[min(at, len(texts) - 1)]
+def _first_texts(value: Mapping[str, Any]) -> Mapping[str, str]:
+    """The first two columns that hold a text, as if they were a question and its answer; none where there is one."""
+    texts = [name for name, part in value.items() if isinstance(part, str)]
+    return dict(zip(("instruction", "output"), texts, strict=False)) if len(texts) > 1 else {}
 
 
 def _text(value: Mapping[str, Any], shape: RowShape, role: str) -> str:

@@ -16,7 +16,7 @@ from podtune.data.read_json import read_json, read_jsonl
 from podtune.data.read_tables import read_csv, read_parquet, read_tsv
 from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
 from podtune.data.rows import Record, Refused
-from podtune.hub.addresses import check_address, file_system
+from podtune.hub.addresses import check_address, file_system, is_address
 from podtune.hub.download import HubId, parse_hub_id
 from podtune.hub.remote import content_identity
 
@@ -53,7 +53,7 @@ def list_files(source: Source) -> tuple[DataFile, ...]:
     path = source.path
     if path.startswith("hub://"):
         files = _hub_files(source)
-    elif "://" in path:
+    elif is_address(path):
         files = _remote_files(path)
     else:
         files = _local_files(path)
@@ -67,7 +67,7 @@ def check_source(source: Source) -> None:
         raise UserError(f"data: split: {source.split}: only Hub datasets have splits; {path} is not one (hub://...).")
     if path.startswith("hub://"):
         _hub_dataset(path)
-    elif "://" in path:
+    elif is_address(path):
         check_address(path)
 
 
@@ -105,7 +105,7 @@ def _divided(source: Source, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
 def _local_files(path: str) -> tuple[DataFile, ...]:
     here = Path(path).expanduser()
     if here.is_dir():
-        inside = [p for p in files_below(here) if not _hidden(p.relative_to(here).parts)]
+        inside = files_below(here)
         names = [str(p) for p in inside if format_of(p.name)]
         if not names:
             what = f"{len(inside)} files, none of which podtune reads" if inside else "no files"

@@ -58,7 +58,7 @@ def survey_source(path: str) -> Survey:
     first = list(islice(records, SNIFFED_RECORDS))
     if not first:
         raise UserError(f"{path}: there are no rows in {counted(len(files), 'file')}.")
-    columns = {} if has_usual_columns(first) else meant_by(tuple(first[0].value)) or {}
+    columns = {} if has_usual_columns(first) else meant_by(first[0].value) or {}
     survey = Survey(len(files), sniff_shape(first, columns=columns), columns)
     for record in chain(first, records):
         row = to_row(record, survey.shape, chat=True)

@@ -25,6 +25,7 @@ from podtune.data.masks import mask_spans
 
 CHECK_EVERY = 64
 MAX_WORDS = 1 << 20
+_KEPT_LETTERS = 64  # of longer ones, such as a whole text of a script without spaces, none is met again
 
 # What ByteLevel splits by when it brings its own pattern (tokenizers, pre_tokenizers/byte_level.rs).
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -238,7 +239,9 @@ class _Words(dict[str, tuple[int, ...]]):
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         letters = "".join([self._letters[byte] for byte in word.encode()])
-        ids = self[word] = tuple(token.id for token in self._model.tokenize(letters))
+        ids = tuple(token.id for token in self._model.tokenize(letters))
+        if len(word) <= _KEPT_LETTERS:
+            self[word] = ids
         return ids
 
 
@@ -252,7 +255,9 @@ class _Inner(dict[str, bytes]):
     def __missing__(self, unit: str) -> bytes:
         if not unit or unit[0] in _WHITE or unit[-1] in _WHITE:
             raise _SpacesTogether
-        ids = self[unit] = self._split(f" {unit}")
+        ids = self._split(f" {unit}")
+        if len(unit) <= _KEPT_LETTERS:
+            self[unit] = ids
         return ids
 
 
@@ -264,7 +269,9 @@ class _Outer(dict[str, bytes]):
         self._split = split
 
     def __missing__(self, unit: str) -> bytes:
-        ids = self[unit] = self._split(unit)
+        ids = self._split(unit)
+        if len(unit) <= _KEPT_LETTERS:
+            self[unit] = ids
         return ids
 
 

@@ -1,18 +1,20 @@
 """Addresses of object stores (gs://, s3://, and whatever else fsspec reaches). Used by models, data and outputs."""
 
-import re
 from typing import Any, cast
 
 from podtune.config.errors import UserError
 
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 
 
+def is_address(source: str) -> bool:
+    """Whether `source` is an address (scheme://…), and no path of this machine."""
+    return "://" in source
+
+
 def is_remote(source: str) -> bool:
-    """Whether `source` is an address (scheme://…) other than the Hub's."""
-    match = _ADDRESS.match(source)
-    return match is not None and match[1] != "hub"
+    """Whether `source` is an address other than the Hub's."""
+    return is_address(source) and not source.startswith("hub://")
 
 
 def check_address(address: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podtune.config.errors import PodtuneError, UserError
+from podtune.config.errors import RunFailure, UserError
 from podtune.config.wording import nearest_to
 from podtune.hub.addresses import check_address, is_remote
 from podtune.hub.download import HubId, fetch_model, parse_hub_id
@@ -74,8 +74,10 @@ def resolve_model(
         return _open_local(source, Path(source).expanduser())
     try:
         folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
-    except PodtuneError as error:
-        raise type(error)(f"{error}{perhaps_a_path(source)}") from error
+    except (UserError, RunFailure) as error:
+        if hint := perhaps_a_path(source):
+            raise type(error)(f"{error}{hint}") from error
+        raise
     return _open_folder(source, folder)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.parallel.devices import survey
@@ -78,6 +79,12 @@ def start_processes(
             f"the others, and whether each host can reach the coordinator's address."
         ) from error
     return Processes(jax.process_index(), jax.process_count())
+
+
+def wait_for_all(what: str) -> None:
+    """Returns once every process has come to this place, which `what` names; at once where there is one alone."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def _given(environment: Mapping[str, str]) -> tuple[str, int, int] | None:

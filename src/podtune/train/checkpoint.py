@@ -17,6 +17,7 @@ from etils import epath
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.sameness import may_change
 from podtune.config.schema import Run
+from podtune.hub.addresses import is_address
 from podtune.train.state import TrainState
 from podtune.weights.tree import named_leaves
 
@@ -40,7 +41,7 @@ class Checkpoints:
             )
         try:
             self._manager = ocp.CheckpointManager(
-                self.folder if "://" in output else self.folder.resolve(),
+                self.folder if is_address(output) else self.folder.resolve(),
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
                     # Not to choose what is kept, which the policy does: without it orbax writes no metrics.
@@ -131,11 +132,6 @@ class Checkpoints:
             self._manager.wait_until_finished()
         except Exception as error:
             raise self._failure(error, None) from error
-
-    def delete_all(self) -> None:
-        """Forgets every checkpoint: --fresh."""
-        for step in list(self._manager.all_steps()):
-            self._manager.delete(step)
 
     def close(self) -> None:
         try:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import jax
 
 from podtune.config.errors import UserError
-from podtune.config.training import Train
+from podtune.config.training import USUAL_STEPS, Train
 from podtune.config.wording import counted
 from podtune.parallel.sharding import data_shards
 
 # "auto" wants about this many steps from the data, so that small sets still get enough updates, and no larger batch.
-_WANTED_STEPS = 100
 _FEW_STEPS = 30
 _LARGEST_AUTO_BATCH_TOKENS = 65_536
 # Tokens one device takes at a time: activations of a few thousand fit beside small models.
@@ -40,14 +39,19 @@ class Geometry:
     def batch_tokens(self) -> int:
         return self.batch_rows * self.row_tokens
 
-    @property
-    def advice(self) -> str | None:
-        """What to change where the data make so few steps that a model hardly learns from them."""
+    def advice(self, *, can_shorten: bool) -> str | None:
+        """What to change where the data make so few steps that a model hardly learns from them. can_shorten: rows are
+        as long as was asked, and not as short as they can be."""
         if self.total_steps >= _FEW_STEPS:
             return None
+        ways = ["raise train.epochs"]
+        if self.batch_rows > self.shards:
+            ways.append(f"lower train.batch_tokens (now {self.batch_tokens:,})")
+        if can_shorten:
+            ways.append(f"shorten rows with data.max_length (now {self.row_tokens:,})")
         return (
-            f"warning: {counted(self.total_steps, 'step')}: few to learn from; {_WANTED_STEPS} or more are usual. "
-            f"Shorten rows (data.max_length, now {self.row_tokens}) towards the longest example, or raise train.epochs."
+            f"warning: {counted(self.total_steps, 'step')}: few to learn from; {USUAL_STEPS} or more are usual. "
+            f"To have more, {', or '.join(ways)}."
         )
 
     def __str__(self) -> str:
@@ -86,7 +90,7 @@ def _batch_rows(train: Train, rows: int, row_tokens: int, mesh: jax.sharding.Mes
     shards = data_shards(mesh)
     if train.batch_tokens == "auto":
         passes = (train.epochs or 1.0) if train.steps is None else 1.0
-        wanted = min(_LARGEST_AUTO_BATCH_TOKENS / row_tokens, passes * rows / _WANTED_STEPS)
+        wanted = min(_LARGEST_AUTO_BATCH_TOKENS / row_tokens, passes * rows / USUAL_STEPS)
         group = shards * (1 if train.accumulate == "auto" else train.accumulate)
         return max(1, round(wanted / group)) * group
     batch_rows = max(1, train.batch_tokens // row_tokens)

@@ -22,7 +22,7 @@ class Job:
     train_split, validation_split: `data.prepared.PreparedSplit`, or rows with the same name, fingerprint, rows,
     row_tokens and read(index).
     fingerprints: of what the run file only names (model, tokenizer, data); a resumed run must have the same.
-    output: the run's folder, a path or gs://…; fresh: start anew although it holds this run.
+    output: the run's folder, a path or gs://….
     console: a rich Console to show progress on; None is quiet.
     """
 
@@ -35,7 +35,6 @@ class Job:
     validation_split: Any = None
     output: str = ""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    fresh: bool = False
     console: Any = None
 
 

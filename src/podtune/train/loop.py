@@ -47,8 +47,6 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
     keep_best = job.validation_split is not None if run.output.keep_best == "auto" else run.output.keep_best
     checkpoints = Checkpoints(job.output, keep=run.output.keep_checkpoints, keep_best=keep_best)
     try:
-        if job.fresh:
-            checkpoints.delete_all()
         found = checkpoints.latest()
         notes = None if found is None else checkpoints.notes(found)
         geometry = _geometry(job, notes)
@@ -167,7 +165,8 @@ class _Training:
             f"{self.settings.optimizer.name}, {self.settings.schedule.name} schedule, peak learning rate {rate:.3g}, "
             f"{self.program.settings.language.compute_dtype} arithmetic, FLOP a token: {self.pace.cost}.",
         )
-        if first == 0 and self.settings.steps is None and (advice := self.geometry.advice):
+        advice = self.geometry.advice(can_shorten=self.job.run.data.max_length is not None)
+        if first == 0 and self.settings.steps is None and advice is not None:
             self._say("few steps", first, advice)
 
     def _steps(self, state: TrainState, step: int, signals: StopSignals) -> tuple[TrainState, int]:

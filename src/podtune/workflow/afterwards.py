@@ -11,7 +11,7 @@ from podtune.config.errors import UserError
 from podtune.config.schema import Run
 from podtune.workflow import beginning, finishing, training
 from podtune.workflow.identity import fingerprints
-from podtune.workflow.output import OutputFolder, claimed, is_output_folder, open_output, refuse_remote
+from podtune.workflow.output import OutputFolder, claimed, has_checkpoint, is_output_folder, open_output, refuse_remote
 from podtune.workflow.work import Work
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -78,7 +78,7 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
     refuse_remote(run.output.path, command="eval")
     output = open_output(Path(run.output.path)) if is_output_folder(Path(run.output.path)) else None
     work = Work(run, console, output or OutputFolder(Path(run.output.path)))
-    trained = output is not None and output.checkpoints.is_dir() and any(output.checkpoints.iterdir())
+    trained = output is not None and has_checkpoint(output.path)
     if not trained:
         if output is not None and output.has_reached("trained"):
             raise UserError(f"{output.path}: this run has trained, and its checkpoints are gone. Evaluate another.")

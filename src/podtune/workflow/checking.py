@@ -17,9 +17,9 @@ from podtune.config.errors import PodtuneError, UserError
 from podtune.config.rows import Data, Source
 from podtune.config.schema import Run
 from podtune.config.wording import counted
-from podtune.hub.addresses import check_address, is_remote
+from podtune.hub.addresses import is_address
 from podtune.workflow import identity
-from podtune.workflow.output import OutputFolder, check_usable, is_output_folder, open_output
+from podtune.workflow.output import OutputFolder, check_store, check_usable, has_begun, open_output
 from podtune.workflow.work import Work
 
 SHOWN_FAULTS = 10
@@ -41,16 +41,14 @@ def faults_of(run: Run, console: Console, *, rows: int | None = None) -> Iterato
         opened = not faults
     else:
         yield from _address_faults(work)
-    if opened and rows is None and not any(_is_address(source.path) for _, source in _sources(run.data)):
-        yield from _row_faults(work)
+    prepared = False
+    if opened and rows is None and not any(is_address(source.path) for _, source in _sources(run.data)):
+        faults = list(_row_faults(work))
+        yield from faults
+        prepared = not faults
     else:
         yield from _form_faults(work, rows)
-    yield from _output_faults(work)
-
-
-def _is_address(path: str) -> bool:
-    """Whether it has to be fetched: gs://, s3://, hub://."""
-    return "://" in path
+    yield from _output_faults(work, prepared=prepared)
 
 
 def _address_faults(work: Work) -> Iterator[str]:
@@ -103,7 +101,7 @@ def _form_faults(work: Work, rows: int | None) -> Iterator[str]:
     from podtune.data.sources import check_source
 
     for use, source in _sources(work.run.data):
-        if _is_address(source.path):
+        if is_address(source.path):
             try:
                 check_source(source)
             except UserError as error:
@@ -126,6 +124,11 @@ def _source_faults(work: Work, source: Source, *, use: str, limit: int | None) -
         if shape is None:
             yield f"data: {source.path} holds no rows"
             return
+    except PodtuneError as error:
+        yield str(error)
+        return
+    ended = ""
+    try:
         for record in islice(records, limit):
             read += 1
             fault = str(record) if isinstance(record, Refused) else ""
@@ -139,36 +142,40 @@ def _source_faults(work: Work, source: Source, *, use: str, limit: int | None) -
                 if told <= SHOWN_FAULTS:
                     yield fault
     except PodtuneError as error:
-        yield str(error)
-        return
+        ended = str(error)
     if told > SHOWN_FAULTS:
         yield f"{source.path}: and {counted(told - SHOWN_FAULTS, 'more row')} with faults"
+    if ended:
+        yield ended
     work.say(f"data: {source.path}: {counted(read, f'{use} row')}, {shape.describe()}, {told:,} with faults")
 
 
 def _row_faults(work: Work) -> Iterator[str]:
     """Of rows as the run prepares them; it then finds them so."""
+    from podtune.train.job import check_validation
     from podtune.workflow.beginning import prepare_data
 
     try:
         prepare_data(work)
+        check_validation(work.run, work.prepared.validation)
     except PodtuneError as error:
         yield str(error)
 
 
-def _output_faults(work: Work) -> Iterator[str]:
+def _output_faults(work: Work, *, prepared: bool) -> Iterator[str]:
+    """prepared: model and data are open, and can be compared with those of the run that is there."""
     output = work.run.output.path
-    if is_remote(output):
+    if is_address(output):
         try:
-            check_address(output)
+            check_store(output)
         except UserError as error:
-            yield f"output: {error}"
+            yield str(error)
             return
         work.say(f"output: {output} was not looked at")
         return
     try:
         check_usable(work.run)
-        if hasattr(work, "prepared") and is_output_folder(Path(output)):
+        if prepared and has_begun(Path(output)):
             work.output = open_output(Path(output))
             identity.refuse_changes(work, identity.fingerprints(work))
     except PodtuneError as error:

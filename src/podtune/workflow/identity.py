@@ -29,7 +29,10 @@ def check_same_run(work: Work) -> None:
 
 
 def take_folder(work: Work) -> None:
-    """The folder is this run's from here on, and what an earlier one left there and is not gone on with is removed."""
+    """The folder is this run's from here on, and what an earlier one left there and is not gone on with is removed.
+    Returns when that is so for every process of the run."""
+    from podtune.parallel.distributed import wait_for_all
+
     if work.output.writes:
         work.output.take(work.run)
         work.output.update(
@@ -39,6 +42,7 @@ def take_folder(work: Work) -> None:
             machine=machine(),
         )
         work.output.publish(whole=False)
+    wait_for_all("the output folder is taken")
 
 
 def check_finished(work: Work) -> str:

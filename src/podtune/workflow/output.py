@@ -19,19 +19,20 @@ from podtune.config.loading import dump_run, load_run
 from podtune.config.sameness import Change, changes, may_change
 from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
-from podtune.hub.addresses import is_remote
+from podtune.hub.addresses import check_address, is_address
 from podtune.train.output import local_folder
 from podtune.workflow.remote_output import fetch, forget, listed, publish
 
 STATES = ("started", "trained", "evaluated", "exported", "finished")
 """How far a run has come, in order."""
 
+_STORES = ("gs", "s3")  # of the addresses that files can be copied to, those that orbax writes to
 _LOCK_TRIES = 5  # each fails only when another run has removed the folder since it was made
 # Told apart by fingerprint once they are open (workflow/identity.py): files may move, and others may take their place.
 _BY_FINGERPRINT = ("model", "data")
 _WITHOUT_RECORD = (
-    "What the run has made beside it is whole; `podtune chat` takes its folder model. Name another output, or start "
-    "anew with --fresh."
+    "What the run has exported beside it is not touched by that, and `podtune chat` takes it. Name another output, or "
+    "start anew with --fresh."
 )
 _LENGTHS = ("train.steps", "train.epochs")
 _OF_ONE_RUN = (
@@ -104,8 +105,9 @@ class OutputFolder:
         """Removes all that an earlier run has made, and starts the record. Killed in between, it is done again by the
         next run, for run.json says what is under way."""
         self.anew, self.record = False, {}
-        self.update(removing=True)  # first: without a state, no run.yaml beside it counts
-        self.publish(whole=False)
+        if is_output_folder(self.path):
+            self.update(removing=True)  # first: without a state, no run.yaml beside it counts
+            self.publish(whole=False)
         self._keep(run)
         for name in _OF_ONE_RUN:
             path = self.path / name
@@ -120,9 +122,9 @@ class OutputFolder:
         if self.address is not None and self.writes and not self.anew:
             publish(self.path, self.address, whole=whole)
 
-    def load_run(self) -> Run:
-        """The run as it was resolved."""
-        return _load_run(self.path)
+    def load_run(self, overrides: Sequence[str] = ()) -> Run:
+        """The run as it was resolved, with settings from the command line laid over it."""
+        return _load_run(self.path, self.path, overrides=overrides)
 
 
 def is_output_folder(path: Path) -> bool:
@@ -131,7 +133,7 @@ def is_output_folder(path: Path) -> bool:
 
 def refuse_remote(address: str, *, command: str) -> None:
     """Raises UserError for a run in an object store, whose checkpoints `podtune eval` and `export` do not fetch."""
-    if is_remote(address):
+    if is_address(address):
         copy = "aws s3 cp --recursive" if address.startswith("s3") else "gcloud storage cp -r"
         raise UserError(
             f"{address}: `podtune {command}` does not read runs from an object store. Copy the folder to this machine "
@@ -145,12 +147,12 @@ def open_output(path: Path) -> OutputFolder:
         raise UserError(f"{path}: there is no such folder. Give the output folder of a run.")
     if not is_output_folder(path):
         raise UserError(f"{path} is not the output folder of a run: it has no run.json and run.yaml.")
-    return OutputFolder(path, _read_record(path))
+    return OutputFolder(path, _read_record(path, path))
 
 
 def check_usable(run: Run, *, fresh: bool = False) -> None:
     """Refuses, before anything is done, an output folder that holds something else or another run, or is read-only."""
-    if is_remote(run.output.path):
+    if is_address(run.output.path):
         _check_remote(run, fresh=fresh)
         return
     path = Path(run.output.path)
@@ -160,9 +162,9 @@ def check_usable(run: Run, *, fresh: bool = False) -> None:
         raise UserError(f"output: {path} is a file. Name a folder that does not exist yet, or an empty one.")
     if is_output_folder(path):
         if not fresh:
-            _refuse_another_run(path, run)
+            _refuse_another_run(path, run, path)
     elif path.is_dir():
-        _refuse_foreign(path, [one.name for one in path.iterdir() if not one.name.startswith(".")])
+        _refuse_foreign(str(path), [one.name for one in path.iterdir() if not one.name.startswith(".")])
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"output: {existing} is not writable for this user. Name another folder.")
@@ -182,14 +184,16 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
         return
     check_usable(run, fresh=fresh)
     path = local_folder(run.output.path)
-    address = run.output.path if is_remote(run.output.path) else None
+    address = run.output.path if is_address(run.output.path) else None
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     with _locked(path):
         if address is not None:
             fetch(address, path)
-        folder = OutputFolder(path, address=address, anew=fresh or not _has_begun(path, address))
+        if not fresh:  # another may have run there since
+            _refuse_another_run(path, run, address or path)
+        folder = OutputFolder(path, address=address, anew=fresh or not has_begun(path, address))
         if not folder.anew:
-            folder.record = _read_record(path)
+            folder.record = _read_record(path, address or path)
         try:
             yield folder
         finally:
@@ -259,6 +263,7 @@ def differences(before: Run, now: Run) -> list[Change]:
 def _check_remote(run: Run, *, fresh: bool) -> None:
     """As `check_usable`, for an object store: what it holds is listed, and its run.yaml read."""
     address = run.output.path
+    check_store(address)
     names = listed(address)
     if {"run.json", "run.yaml"} <= names:
         if not fresh:
@@ -269,7 +274,19 @@ def _check_remote(run: Run, *, fresh: bool) -> None:
         _refuse_foreign(address, sorted(names))
 
 
-def _refuse_foreign(path: Path | str, names: Sequence[str]) -> None:
+def check_store(address: str) -> None:
+    """Raises UserError for an address that checkpoints cannot be written to from here. Asks no network."""
+    scheme = address.partition("://")[0]
+    if scheme not in _STORES:
+        known = ", ".join(f"{name}://" for name in _STORES)
+        raise UserError(f"output: {address}: a run is not kept in {scheme}://. Name a folder, or use {known}.")
+    try:
+        check_address(address)
+    except UserError as error:
+        raise UserError(f"output: {error}") from error
+
+
+def _refuse_foreign(path: str, names: Sequence[str]) -> None:
     """A run that was killed at its very start leaves run.yaml alone; anything else is not ours."""
     if set(names) - {"run.yaml"}:
         raise UserError(
@@ -278,50 +295,61 @@ def _refuse_foreign(path: Path | str, names: Sequence[str]) -> None:
         )
 
 
-def _has_begun(path: Path, address: str | None = None) -> bool:
+def has_begun(path: Path, address: str | None = None) -> bool:
     """Whether a folder holds a run with something to lose. One that was refused or killed before its first checkpoint
     has nothing, and whatever run comes next may have the folder. address: where its checkpoints are, if elsewhere."""
     if not is_output_folder(path):
         return False
-    state = _read_record(path).get("state")
+    state = _read_record(path, address or path).get("state")
     if state in STATES[1:]:
         return True
-    checkpoints = path / "checkpoints"
-    saved = checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir())
     # Without a state, what is there was being removed.
-    return state is not None and (saved or (address is not None and "checkpoints" in listed(address)))
+    return state is not None and has_checkpoint(path, address)
 
 
-def _refuse_another_run(path: Path, run: Run, address: str | None = None) -> None:
-    if not _has_begun(path, address):
+def has_checkpoint(path: Path, address: str | None = None) -> bool:
+    """Whether a run has saved what it trained. One that was broken off while being written has no number for a name."""
+    if address is not None:
+        return any(name.isdigit() for name in listed(f"{address.rstrip('/')}/checkpoints"))
+    folder = path / "checkpoints"
+    return folder.is_dir() and any(one.name.isdigit() for one in folder.iterdir())
+
+
+def _refuse_another_run(path: Path, run: Run, name: Path | str) -> None:
+    """name: what the folder is known by, of which `path` may be a copy."""
+    address = name if isinstance(name, str) else None
+    if not has_begun(path, address):
         return
-    changed = differences(_load_run(path), run)
+    changed = differences(_load_run(path, name), run)
     if changed:
         lengths = [change.key for change in changed if change.key in _LENGTHS]
         further = (
             f"\nA run of other {' and '.join(lengths)} has another schedule from its first step on. To train the model "
-            f"that came of this one further, start from it: model: {path / 'model'}, with an output of its own."
+            f"that came of this one further, start from it (model: {name}/model) with an output of its own."
         )
         raise UserError(
-            f"output: {run.output.path} holds a run with other settings, and this one cannot go on from it:\n  "
+            f"output: {name} holds a run with other settings, and this one cannot go on from it:\n  "
             + "\n  ".join(map(str, changed))
             + (further if lengths else "")
             + "\nName another folder, or start anew with --fresh."
         )
 
 
-def _load_run(path: Path) -> Run:
+def _load_run(path: Path, name: Path | str, *, overrides: Sequence[str] = ()) -> Run:
     try:
-        return load_run(path / "run.yaml")
+        return load_run(path / "run.yaml", overrides)
     except ConfigError as error:
-        raise RunFailure(f"{error}\nThis is how {path} remembers its run. {_WITHOUT_RECORD}") from error
+        if any(fault.startswith("command line") for fault in error.faults):
+            raise
+        faults = "\n".join(fault.replace(str(path), str(name)) for fault in error.faults)
+        raise RunFailure(f"{faults}\nThis is how {name} remembers its run. {_WITHOUT_RECORD}") from error
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_record(path: Path, name: Path | str) -> dict[str, Any]:
     try:
         record = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunFailure(f"{path / 'run.json'}: cannot be read ({error}). {_WITHOUT_RECORD}") from error
+        raise RunFailure(f"{name}/run.json: cannot be read ({error}). {_WITHOUT_RECORD}") from error
     if not isinstance(record, dict):
-        raise RunFailure(f"{path / 'run.json'}: not a record of a run. {_WITHOUT_RECORD}")
+        raise RunFailure(f"{name}/run.json: not a record of a run. {_WITHOUT_RECORD}")
     return record

@@ -32,11 +32,14 @@ def listed(address: str) -> set[str]:
 
 
 def fetch(address: str, folder: Path) -> None:
-    """Copies the small files of a run that is there already, so that it can be gone on with on another machine."""
+    """Makes the small files of the folder those of the address, so that its run can be gone on with on any machine.
+    What an earlier run has left in the folder, and the address does not hold, is removed."""
     system, root = _open(address)
     there = listed(address)
     for name in SMALL_FILES:
-        if name in there:
+        if name not in there:
+            (folder / name).unlink(missing_ok=True)
+        else:
             try:
                 system.get_file(f"{root}/{name}", str(folder / name))
             except Exception as error:

@@ -55,7 +55,7 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
             note = identity.check_finished(Work(run, Console(quiet=True), output)) if output.writes else ""
             console.print(finished_message(output) + note, markup=False, highlight=False, soft_wrap=True)
             return output
-        work = Work(run, console, output, fresh=fresh)
+        work = Work(run, console, output)
         try:
             for stage in STAGES:
                 if export or stage.name not in NOT_IN_TRAIN:

@@ -41,8 +41,9 @@ def make_report(
 def _summary(work: Work, results: Mapping[str, Any]) -> str:
     lora = work.run.method.lora
     method = f"LoRA of rank {lora.rank}" if lora else "full fine-tuning"
-    epochs = results.get("steps", 0) and f" in {counted(results['steps'], 'step')}"
-    return f"{short_source(work.run.model.source)}, {method} on {work.prepared.train.examples:,} examples{epochs or ''}"
+    steps = f" in {counted(results['steps'], 'step')}" if results.get("steps") else ""
+    examples = counted(work.prepared.train.examples, "example")
+    return f"{short_source(work.run.model.source)}, {method} on {examples}{steps}"
 
 
 def run_name(work: Work) -> str:

@@ -39,7 +39,6 @@ def train_model(work: Work) -> None:
         validation_split=work.prepared.validation,
         output=work.run.output.path,
         fingerprints=fingerprints(work),
-        fresh=work.fresh,
         console=shown_console(work),
     )
     work.weights = None  # the loop takes them over

@@ -33,7 +33,6 @@ class Work:
     run: Run
     console: Console
     output: OutputFolder
-    fresh: bool = False
     timings: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     device: str = ""
