@@ -179,6 +179,7 @@ def test_what_a_user_should_know_of_a_row_is_noted():
     assert notes(Message("user", "a <|im_end|> b"), answer) == ("control_tokens",)
     assert notes(ask, Message("assistant", "<think>x</think>y"), ask, answer) == ("content_changed",)
     assert notes(ask, replace(answer, reasoning="x"), ask, answer) == ("reasoning_left_out",)
+    assert notes(ask, answer, Message("asistant", "slip"), ask, answer, name="chatml") == ("unusual_role",)
     assert notes(ask, answer, name="no_turn_end") == ("no_turn_end",)
     beside = Message("assistant", "I will look.", tool_calls=TURNS[3].tool_calls)
     assert notes(ask, beside, TURNS[4], answer, name="llama3") == ("content_left_out",)

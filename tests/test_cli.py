@@ -267,8 +267,9 @@ def test_check_refuses_addresses_that_nothing_here_can_reach(run_file):
     given = ["model=foo://bucket/model", "data=foo://bucket/a.jsonl", "output=foo://bucket/out"]
     done = podtune("check", "run.yaml", *given, folder=run_file.parent)
     assert done.returncode == 2
-    for address in ("model: foo://bucket/model", "foo://bucket/a.jsonl", "output: foo://bucket/out"):
+    for address in ("model: foo://bucket/model", "foo://bucket/a.jsonl"):
         assert f"{address}: foo:// is not a kind of address known here" in done.stderr
+    assert "output: foo://bucket/out: a run is not kept in foo://" in done.stderr
     assert done.stderr.count("\n") == 4
     done = podtune("check", "run.yaml", "data=hub://a/b/c", folder=run_file.parent)
     assert "a Hub dataset is written hub://owner/name" in done.stderr

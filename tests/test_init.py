@@ -84,12 +84,50 @@ def test_questions_and_answers_under_other_names_are_mapped_in_the_run_file_and_
     assert len(Path("run.yaml").read_text().splitlines()) == 4
 
 
+def test_rows_with_faults_are_counted_and_keep_no_run_file_from_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"text": "a"}\n{"text": 5}\n{"txt"\n{"text": "b"}\n')
+    status, out, _ = run(capsys, "a.jsonl")
+    assert status == 0
+    assert "rows     2 in 1 file" in out
+    assert "2 rows with faults, the first a.jsonl:2: column text is a number" in out
+    assert Path("run.yaml").exists()
+
+
+@pytest.mark.parametrize("place", ["file/run.yaml", "folder"])
+def test_where_no_file_can_be_is_said_before_the_data_is_read(
+    chats: Path, capsys: pytest.CaptureFixture[str], place: str
+):
+    Path("file").write_text("")
+    Path("folder").mkdir()
+    status, _, err = run(capsys, "none.jsonl", output=Path(place), force=True)
+    assert status == 2
+    assert "a file cannot be there" in err
+
+
 @pytest.mark.parametrize(
-    "data", ["hub://owner/name@v1:train", "it's: a #1 file.jsonl", "*.jsonl", "-x.jsonl", "yes", "0x1"]
+    "data",
+    [
+        "hub://owner/name@v1:train",
+        "it's: a #1 file.jsonl",
+        "*.jsonl",
+        "-x.jsonl",
+        "yes",
+        "0x1",
+        "true",
+        "null",
+        "~",
+        "",
+        "a\nb",
+        "\x7f\x85",
+    ],
 )
 def test_any_path_survives_yaml(data: str):
     from ruamel.yaml import YAML
 
-    from podtune.cli.init import _run_name, _yaml
+    from podtune.cli.init import _run_name
+    from podtune.config.writing import as_yaml
 
-    assert YAML(typ="safe").load(f"data: {_yaml(data)}\noutput: {_yaml(_run_name(data))}")["data"] == data
+    assert YAML(typ="safe").load(f"data: {as_yaml(data)}\noutput: {as_yaml(_run_name(data))}")["data"] == data

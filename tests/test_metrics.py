@@ -135,3 +135,13 @@ def test_a_stopwatch_measures_its_own_processor_time():
     seconds, share = watch.lap()
     assert seconds > 0
     assert 0 < share <= 1
+
+
+def test_separators_within_an_answer_end_no_line_and_what_is_no_record_ends_the_reading(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    rows = [{"step": 0, "answer": "a\u2028b\u2029c\x85d"}, {"step": 1, "answer": "e"}]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    assert read_metrics(path) == rows
+    for broken in (b"5\n", b"[]\n", b'{"cut', b"\xff\xfe\n"):
+        path.write_bytes(json.dumps(rows[0]).encode() + b"\n" + broken)
+        assert read_metrics(path) == rows[:1]

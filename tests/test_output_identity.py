@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from workflow_cases import a_console, a_run, chats, one_device_shown, write_jsonl
 
 from podtune.config.errors import RunFailure, UserError
+from podtune.config.loading import dump_run, load_run
 from podtune.workflow.afterwards import evaluate_run, export_run
 from podtune.workflow.output import claimed, open_output
 from podtune.workflow.run import run_workflow
@@ -76,6 +77,23 @@ def test_a_removal_that_was_killed_is_done_again_by_the_next_run(dying, tmp_path
         assert output.state == "started"
         assert not output.checkpoints.exists()
         assert not output.model.exists()
+
+
+@pytest.mark.parametrize("dying", ["OutputFolder._keep", "write_json"])
+def test_a_run_killed_as_it_takes_a_new_folder_leaves_it_free_for_the_next(dying, tmp_path, monkeypatch):
+    run = a_run(tmp_path)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    (tmp_path / "out").mkdir()
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr(f"podtune.workflow.output.{dying}", dies)
+        with pytest.raises(KeyboardInterrupt):
+            stack.enter_context(claimed(run)).take(run)
+    with claimed(run) as output:
+        output.take(run)
+        assert output.state == "started"
 
 
 @pytest.mark.parametrize("fault", [FileNotFoundError, KeyboardInterrupt])
@@ -154,8 +172,36 @@ def test_a_refused_change_is_told_by_the_setting_that_makes_it(trained):
 
 def test_more_steps_are_another_run_and_the_way_on_is_told(trained):
     longer = a_run(trained, **{**SMALL, "train": {"steps": 2, "batch_tokens": 64}})
-    with pytest.raises(UserError, match=r"train\.steps: 1 -> 2\n.*start from it: model: .*out/model"):
+    with pytest.raises(UserError, match=r"train\.steps: 1 -> 2\n.*start from it \(model: .*out/model\)"):
         run_workflow(longer, a_console())
+
+
+@pytest.mark.parametrize("key", ["model", "data.cache", "data.train"])
+def test_nothing_that_is_read_may_lie_in_what_is_written(key, trained, tmp_path):
+    inside = {"model": trained / "out/model", "data.cache": trained / "out/prep", "data.train": trained / "out/x.jsonl"}
+    write_jsonl(inside["data.train"], chats(4))
+    run = a_run(trained, **SMALL)
+    run = load_run(trained / "run.yaml", [f"{key}={inside[key]}"])
+    try:
+        for fresh in (False, True):
+            with pytest.raises(UserError, match="holds what the run reads"), claimed(run, fresh=fresh):
+                pass
+    finally:
+        inside["data.train"].unlink()
+    assert (trained / "out/model/config.json").exists()
+
+
+def test_a_run_file_that_someone_wrote_is_not_written_over(tmp_path):
+    run = a_run(tmp_path, output=str(tmp_path / "out"))
+    (tmp_path / "out").mkdir()
+    mine = "# my notes\nmodel: a/b\ndata: x.jsonl\nmethod: lora\noutput: .\n"
+    (tmp_path / "out/run.yaml").write_text(mine)
+    with pytest.raises(UserError, match=r"already holds something else \(run\.yaml"), claimed(run):
+        pass
+    assert (tmp_path / "out/run.yaml").read_text() == mine
+    (tmp_path / "out/run.yaml").write_text(dump_run(run))  # as a run leaves it that was killed at its very start
+    with claimed(run) as output:
+        output.take(run)
 
 
 def test_trained_weights_are_never_put_into_another_model(trained, tmp_path):

@@ -201,7 +201,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a number for a completion": ({"prompt": "q", "completion": 4}, r"column completion is a number"),
     "an empty list for a completion": ({"prompt": "q", "completion": []}, r"column completion is empty"),
     "a list for an instruction": ({"instruction": ["q"], "output": "a"}, r"column instruction is a list"),
-    "fractions for tokens": ({"tokens": [1, 2, 3, 4, 5.5]}, r"column tokens is a list, a list of whole numbers"),
+    "true among tokens": ({"tokens": [1, True]}, r"column tokens is a list that holds true or false, a list of whole"),
+    "a text among segments": ({"tokens": [1, 2], "segments": [1, "b"]}, r"column segments is a list that holds a text"),
+    "lists for segments": ({"tokens": [1, 2], "segments": [[1], [1]]}, r"column segments is a list that holds a list"),
+    "fractions for tokens": ({"tokens": [1, 2, 3, 4, 5.5]}, r"column tokens is a list that holds a number, a list of whole"),
 }  # fmt: skip
 
 
@@ -250,6 +253,33 @@ def test_chats_of_both_kinds_under_one_name_are_read_each_as_it_is():
     read = records({"conversations": OPENAI}, {"conversations": SHAREGPT}, {"conversations": SHAREGPT})
     shape = sniff_shape(read)
     assert [to_row(record, shape, chat=True).value for record in read] == [QUESTION] * 3
+
+
+@pytest.mark.parametrize(("usual", "late"), [
+    ({"instruction": "q", "output": "a"}, {"input": "context"}),
+    ({"messages": OPENAI}, {"system": "Be short."}),
+    ({"messages": OPENAI}, {"functions": [CALL["function"]]}),
+    ({"tokens": [0, 5]}, {"trained": [0, 1]}),
+])  # fmt: skip
+def test_a_column_that_a_late_row_is_the_first_to_have_is_read(usual: dict[str, Any], late: dict[str, Any]):
+    read = records(*[usual] * 20, {**usual, **late})
+    shape = sniff_shape(read)
+    assert to_row(read[-1], shape, chat=True).value == row({**usual, **late}).value
+    assert to_row(read[-1], shape, chat=True).value != to_row(read[0], shape, chat=True).value
+
+
+def test_rows_that_name_one_thing_in_two_ways_are_read_each_by_its_own():
+    tools = [CALL["function"]]
+    read = records({"messages": OPENAI, "tools": tools}, {"messages": OPENAI, "functions": tools})
+    shape = sniff_shape(read)
+    one, other = (to_row(record, shape, chat=True).value for record in read)
+    assert one == other
+    assert one.tools
+
+
+def test_one_row_of_a_known_shape_does_not_outvote_many_of_none():
+    with pytest.raises(UserError, match=r"a\.jsonl:1: cannot tell the shape from the columns question, answer"):
+        sniff_shape(records(*[{"question": "q", "answer": "a"}] * 15, {"text": "t"}))
 
 
 @pytest.mark.parametrize(("names", "meant"), [

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
 from pathlib import Path
 
@@ -85,6 +86,9 @@ FAULTS: dict[str, tuple[str, bytes, str]] = {
     "JSON not in UTF-8": ("a.json", b'[{"text": "caf\xe9"}]', r": not UTF-8 near byte 14"),
     "JSON with NUL": ("a.json", b'[{"text": "a\0"}]', r": a NUL byte near byte 12"),
     "JSON with a surrogate": ("a.json", b'[{"text": "\\ud800"}]', r": record 1: .*ud800 is half"),
+    "something far behind an object": (
+        "a.json", b'{"text": "a"}' + b"\n" * 9000 + b"garbage", r": line 9001, column 1: record 2",
+    ),
     "JSON with two lists": ("a.json", b'{"a": [{"t": "x"}], "b": [{"t": "y"}]}', r": the document holds several lists \(a, b\)"),
     "CSV with a short row": ("a.csv", b"text,n\na,1\nb\n", r":3: 1 field, but the header names 2 \(text, n\)"),
     "CSV with a long row": ("a.csv", b"text,n\na,1,2\n", r":2: 3 fields, but the header names 2"),
@@ -173,6 +177,12 @@ def test_rows_behind_one_with_too_few_fields_are_read_and_told(tmp_path: Path):
     assert [(isinstance(row, Refused), row.number) for row in read_file(file)] == [
         (False, 2), (True, 3), (True, 4), (False, 5),
     ]  # fmt: skip
+
+
+def test_a_pipe_is_no_file_of_rows_and_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match=r"no regular file"):
+        list_files(Source(path=str(tmp_path / "a.jsonl")))
 
 
 @pytest.mark.parametrize(("name", "text"), [

@@ -119,6 +119,34 @@ def test_early_stopping_ends_after_its_patience_and_says_so(tmp_path):
     assert result.stopped == "no better validation loss in 2 evaluations"
 
 
+IMPATIENT = {
+    "validation": Rows(4, name="validation", seed=5),
+    "eval": {"every": 1},
+    "train": {"early_stopping": {"patience": 2, "min_improvement": 3.0}},
+}
+
+
+def test_a_run_that_had_stopped_early_has_stopped_when_it_is_run_again(tmp_path):
+    first, again = run_in(tmp_path, **IMPATIENT), run_in(tmp_path, **IMPATIENT)
+    assert (again.steps, again.stopped, again.resumed_from) == (2, first.stopped, 2)
+    for name, leaf in named_leaves(first.weights).items():
+        np.testing.assert_array_equal(leaf, named_leaves(again.weights)[name])
+
+
+def test_a_run_that_was_interrupted_at_its_start_evaluates_that_once_and_stops_where_it_would_have(tmp_path):
+    def interrupt(event):
+        if event.kind == "eval":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run_in(tmp_path / "cut", hooks=Hooks(on_event=interrupt), **IMPATIENT)
+    whole, resumed = run_in(tmp_path / "whole", **IMPATIENT), run_in(tmp_path / "cut", **IMPATIENT)
+    assert (resumed.steps, resumed.resumed_from) == (whole.steps, 0)
+    assert logged(tmp_path / "cut", "eval_loss") == logged(tmp_path / "whole", "eval_loss")
+    lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    assert sum('"step": 0' in line for line in lines) == 1
+
+
 def test_a_bad_step_is_skipped_counted_and_named(tmp_path):
     events = []
     with poisoned_steps(3):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import fsspec
@@ -24,6 +25,7 @@ ADDRESS = "memory://bucket/runs/one"
 def store(monkeypatch, tmp_path):
     """An empty object store, and a cache of podtune's own for what is written before it is copied."""
     monkeypatch.setenv("PODTUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("podtune.workflow.output._STORES", ("memory",))
     system = fsspec.filesystem("memory")
     system.store.clear()
     system.pseudo_dirs[:] = [""]
@@ -75,6 +77,40 @@ def test_an_object_store_that_holds_something_else_or_another_run_is_refused(sto
     with pytest.raises(UserError, match=r"method\.lora\.rank: 4 -> 8"):
         check_usable(other)
     check_usable(other, fresh=True)
+
+
+def test_what_a_store_no_longer_holds_is_not_believed(store, tmp_path):
+    run = a_run(tmp_path, output=ADDRESS)
+    with claimed(run) as output:
+        output.take(run)
+        output.reach("finished", results={"steps": 4})
+        output.publish(whole=True)
+    store.rm("/bucket/runs/one", recursive=True)
+    other = a_run(tmp_path, output=ADDRESS, method={"lora": {"rank": 8}})
+    with claimed(other) as output:
+        assert output.anew
+        output.take(other)
+        assert output.state == "started"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_killed_as_it_takes_a_store_leaves_it_free_for_the_next(there, store, tmp_path, monkeypatch):
+    run = a_run(tmp_path, output=ADDRESS)
+    if there:
+        with claimed(run) as output:
+            output.take(run)
+            output.reach("finished")
+            output.publish(whole=True)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr("podtune.workflow.output.forget", dies)
+        with pytest.raises(KeyboardInterrupt):
+            stack.enter_context(claimed(run, fresh=True)).take(run)
+    with claimed(run) as output:
+        assert output.anew
 
 
 def podtune(*arguments, **environment):

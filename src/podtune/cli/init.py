@@ -21,18 +21,26 @@ def init(
 
     if output.exists() and not force:
         raise UserError(f"{output} is there already. Name another with --output, or write over it with --force.")
+    if output.is_dir() or (output.parent.exists() and not output.parent.is_dir()):
+        raise UserError(f"--output {output}: a file cannot be there. Name another.")
+    from podtune.config.writing import as_yaml
     from podtune.data.survey import survey_source
+    from podtune.hub.atomic import atomic_file
 
     survey = survey_source(data)
     typer.echo("\n".join(survey.lines()))
-    columns = ", ".join(f"{role}: {_yaml(name)}" for role, name in survey.columns.items())
-    rows = f"{{train: {_yaml(data)}, columns: {{{columns}}}}}" if columns else _yaml(data)
-    text = f"model: {_yaml(model)}\ndata: {rows}\nmethod: lora\noutput: {_yaml(f'./runs/{_run_name(data)}')}\n"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    columns = ", ".join(f"{role}: {as_yaml(name)}" for role, name in survey.columns.items())
+    rows = f"{{train: {as_yaml(data)}, columns: {{{columns}}}}}" if columns else as_yaml(data)
+    text = f"model: {as_yaml(model)}\ndata: {rows}\nmethod: lora\noutput: {as_yaml(f'./runs/{_run_name(data)}')}\n"
+    with atomic_file(output) as file:
+        file.write(text.encode())
     if columns:
         typer.echo("columns  taken for what their names usually mean; mend the run file where they mean something else")
-    typer.echo(f"\nwrote {output}:\n{text}\nnext: podtune inspect {output}, then podtune run {output}")
+    if survey.faulty:
+        typer.echo(f"faults   {survey.faulty:,} rows with faults, the first {survey.first_fault}")
+    typer.echo(
+        f"\nwrote {output}:\n{text}\nnext: podtune check {output}, podtune inspect {output}, then podtune run {output}"
+    )
 
 
 def _run_name(data: str) -> str:
@@ -40,13 +48,3 @@ def _run_name(data: str) -> str:
     words = [part for part in data.replace(":", "/").split("/") if part and "*" not in part]
     stem = (words[-1] if words else "run").lstrip(".").split(".")[0].split("@")[0]
     return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in stem) or "run"
-
-
-def _yaml(text: str) -> str:
-    """A text as YAML reads it back: quoted where it has a letter that YAML might take for its own."""
-    plain = (
-        text
-        and all(letter.isalnum() or letter in "/._-@~" for letter in text)
-        and text[0].isalpha() | (text[0] in "./~")
-    )
-    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

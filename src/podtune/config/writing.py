@@ -20,13 +20,13 @@ def _mapping(values: dict[str, Any], indent: str) -> list[str]:
     lines: list[str] = []
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            lines += [f"{indent}{_text(key)}:", *_mapping(cast(dict[str, Any], value), indent + "  ")]
+            lines += [f"{indent}{as_yaml(key)}:", *_mapping(cast(dict[str, Any], value), indent + "  ")]
         elif isinstance(value, list | tuple) and value:
-            lines.append(f"{indent}{_text(key)}:")
+            lines.append(f"{indent}{as_yaml(key)}:")
             for item in cast(list[Any], value):
                 lines += _item(item, indent + "  ")
         else:
-            lines.append(f"{indent}{_text(key)}: {_scalar(value)}")
+            lines.append(f"{indent}{as_yaml(key)}: {_scalar(value)}")
     return lines
 
 
@@ -39,14 +39,14 @@ def _item(value: Any, indent: str) -> list[str]:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        return _text(value)
+        return as_yaml(value)
     if isinstance(value, dict | list | tuple):
         return "{}" if isinstance(value, dict) else "[]"
     return json.dumps(value)
 
 
-def _text(text: str) -> str:
-    """Bare where that reads back as the same text, else in double quotes."""
+def as_yaml(text: str) -> str:
+    """A text as YAML reads it back: bare where that reads back as the same text, else in double quotes."""
     if BARE.fullmatch(text) and isinstance(resolve(text), str):
         return text
     return '"' + "".join(_escaped(character) for character in text) + '"'

@@ -23,6 +23,7 @@ from podtune.hub.tokenizer import Tokenizer
 
 NOTES = {
     "control_tokens": "hold the text of a control token in a message, which the tokenizer reads as the token itself",
+    "unusual_role": "have a role that is not a usual one (a slip?): its turn is given to the template, and not trained",
     "no_turn_end": "have a trained turn that no token ends, so the model does not learn to stop there",
     "content_left_out": "have text beside tool calls that the chat template leaves out",
     "content_changed": "have text that the chat template changes (reasoning taken out of an earlier answer, say)",
@@ -30,6 +31,13 @@ NOTES = {
     "border": "have a token that holds both the end of the prompt and the start of the completion; it is trained",
     "no_end_of_text": "end without an end-of-text token, for the tokenizer has none",
 }
+
+
+# Those of OpenAI, Llama 3 (ipython), Cohere (chatbot), Gemma and Hugging Face's own templates.
+_USUAL_ROLES = {
+    "system", "developer", "user", "assistant", "tool", "function", "ipython", "chatbot", "model", "critic",
+    "document", "documents", "context", "environment", "observation", "tool_response",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)  # without slots: vars() of one goes to JSON
@@ -120,6 +128,8 @@ class _Draft:
     border: int = -1
 
 
+_NO_TOKEN = 2**62  # larger numbers do not fit where ids are held, and are no ids either
+
 _ENCODERS: WeakKeyDictionary[Any, "_Encoder"] = WeakKeyDictionary()
 
 
@@ -190,6 +200,8 @@ class _Encoder:
                     "Use a template that renders it, or take it out of the data"
                 )
                 return (), _refuse(row, "not_rendered", reason)
+        if any(message.role not in _USUAL_ROLES for message in conversation.messages):
+            notes.append("unusual_role")
         if turns.changed:
             notes.append("content_changed")
         if any(self._types_control_tokens(message) for message in conversation.messages):
@@ -224,7 +236,7 @@ class _Encoder:
         return _Draft(text, False, spans, (), notes, border)
 
     def _take_tokens(self, row: Row, value: Tokens) -> Example | Refused:
-        ids = np.array(value.ids, np.int64)
+        ids = np.array([min(number, _NO_TOKEN) for number in value.ids], np.int64)
         if not len(ids):
             return _refuse(row, "nothing_to_train", "it has no tokens")
         if ids.min() < 0 or ids.max() >= self.vocabulary:

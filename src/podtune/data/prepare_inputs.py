@@ -6,8 +6,6 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from podtune.config.errors import UserError
 from podtune.config.rows import Data, Source, TrainOn
 from podtune.data.chat import Prompt, encode_rows, prompt_of
@@ -95,7 +93,7 @@ class Encoder:
             except UserError as error:
                 read.append(Refused.by(error, record.origin, record.number))
             else:
-                read += _unpacked(row, record.value.get(self.shape.columns.get("segments", "")))
+                read += _unpacked(row)
         rows = [row for row in read if isinstance(row, Row)]
         examples = iter(encode_rows(rows, self.tokenizer, self.train_on))
         return [(row, next(examples)) if isinstance(row, Row) else (None, row) for row in read]
@@ -105,15 +103,15 @@ class Encoder:
         return prompt_of(row, self.tokenizer)
 
 
-def _unpacked(row: Row, segments: Any) -> list[Row | Refused]:
+def _unpacked(row: Row) -> list[Row | Refused]:
     """The examples that share a packed row of tokens, each as a row; any other row as it is."""
-    if not isinstance(row.value, Tokens) or segments is None:
+    if not isinstance(row.value, Tokens) or row.value.segments is None:
         return [row]
     ids, mask = row.value.ids, row.value.mask
-    numbers = np.array(cast(list[int], segments), np.int64) if isinstance(segments, list) else np.empty(0, np.int64)
+    numbers = row.value.segments
     if len(numbers) != len(ids):
         return [Refused("invalid", f"its segments do not number its {len(ids)} tokens", row.source, row.number)]
-    borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(ids)]
+    borders = [0, *(at for at in range(1, len(ids)) if numbers[at] != numbers[at - 1]), len(ids)]
     parts = [slice(start, end) for start, end in pairwise(borders) if end > start and numbers[start] != 0]
     return [Row(row.source, row.number, Tokens(ids[part], mask and mask[part])) for part in parts]
 

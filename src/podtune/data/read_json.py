@@ -49,7 +49,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 def parse_json(text: str) -> Any:
     """The value of JSON within a row. Raises ValueError, also for a key that stands twice in one object."""
-    return _DECODER.decode(text)
+    try:
+        return _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 _KINDS: dict[type, str] = {
@@ -304,7 +307,7 @@ def _objects(text: _Text) -> Iterator[Record]:
             text.value("the document")
         yield from _list_within(text)
         return
-    if _SPACE.sub("", text.buffer[end : end + 4096]) or len(text.buffer) >= _WHOLE_BYTES:
+    if text.buffer[end:].strip(" \t\r\n") or len(text.buffer) >= _WHOLE_BYTES:
         number = 0
         while text.peek():
             number += 1

@@ -80,10 +80,12 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids that someone else made, and which of them bear loss (None: all)."""
+    """Ids that someone else made, which of them bear loss (None: all), and which belong together (None: all; 0 is
+    padding)."""
 
     ids: tuple[int, ...]
     mask: tuple[bool, ...] | None = None
+    segments: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,19 @@ _ALPACA_WITHOUT_INPUT = (
 
 @dataclass(frozen=True)
 class RowShape:
-    """How the records of a source are read. columns: what a shape looks for -> its name in the data."""
+    """How the records of a source are read. columns: what a shape looks for -> its name in the data, as sniffed; what a
+    record may have besides is looked for in each. given: the names that the user gave; keys: those within messages."""
 
     name: ShapeName
     columns: Mapping[str, str]
     unused: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    given: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def optional(self, value: Mapping[str, Any], role: str) -> str | None:
+        """The column of this record for what not every record has: rows behind the first may be the first to have it,
+        or name it otherwise."""
+        return _column(value, role, self.given)
 
     def describe(self) -> str:
         """What was sniffed, for people."""
@@ -88,19 +95,21 @@ def sniff_shape(
                 f"column. There is {_listed(first.value)}.{meant}"
             )
     seen = [candidates[0] for record in looked_at if (candidates := _candidates(record.value, shape, given))]
-    if not seen:
+    if 2 * len(seen) < len(looked_at):
+        first = next(record for record in looked_at if not _candidates(record.value, shape, given))
         raise UserError(_unknown_shape(next((record for record in looked_at if record.value), first), shape))
     found = max(seen, key=seen.count)
     optional = {role: name for record in looked_at for role, name in _optional(record, found, given)}
     read = {**found.columns, **optional}
     all_columns = dict.fromkeys(name for record in looked_at for name in record.value)
     keys = {role: given[role] for role in _WITHIN_MESSAGES if role in given}
-    return RowShape(found.name, read, tuple(name for name in all_columns if name not in read.values()), keys)
+    return RowShape(found.name, read, tuple(name for name in all_columns if name not in read.values()), keys, given)
 
 
 def has_usual_columns(records: Sequence[Record]) -> bool:
     """Whether a shape can be told from the first records without mapping their columns."""
-    return any(_candidates(record.value, "auto", {}) for record in records[:SNIFFED_RECORDS])
+    looked_at = records[:SNIFFED_RECORDS]
+    return 2 * sum(bool(_candidates(record.value, "auto", {})) for record in looked_at) >= len(looked_at)
 
 
 def to_row(record: Record, shape: RowShape, *, chat: bool) -> Row:
@@ -223,8 +232,13 @@ def _missing(name: str, value: Mapping[str, Any], shape: RowShape) -> str:
 
 
 def _optional_text(value: Mapping[str, Any], shape: RowShape, role: str) -> str:
-    name = shape.columns.get(role)
-    return _text(value, shape, role) if name is not None and value.get(name) is not None else ""
+    name = shape.optional(value, role)
+    if name is None or value[name] is None:
+        return ""
+    part = value[name]
+    if not isinstance(part, str):
+        raise Fault(f"column {name} is {kind_of(part)}, a text is wanted.")
+    return part
 
 
 def _chat_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversation:
@@ -245,8 +259,8 @@ def _messages(value: Mapping[str, Any], shape: RowShape, role: str) -> tuple[Mes
 
 
 def _tools(value: Mapping[str, Any], shape: RowShape) -> tuple[dict[str, Any], ...]:
-    name = shape.columns.get("tools")
-    return read_tools(value.get(name), name) if name is not None else ()
+    name = shape.optional(value, "tools")
+    return read_tools(value[name], name) if name is not None else ()
 
 
 def _prompt_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversation | Completion:
@@ -287,18 +301,24 @@ def _text_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Text:
 
 
 def _tokens_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Tokens:
-    ids = _numbers(value, shape, "tokens")
-    mask_name = shape.columns.get("trained")
-    mask = None if mask_name is None or mask_name not in value else _numbers(value, shape, "trained")
-    return Tokens(ids, None if mask is None else tuple(bool(part) for part in mask))
+    name = shape.columns["tokens"]
+    if name not in value:
+        raise Fault(_missing(name, value, shape))
+    mask_name, segments_name = (shape.optional(value, role) for role in ("trained", "segments"))
+    mask = None if mask_name is None else _numbers(value[mask_name], mask_name, truth=True)
+    segments = None if segments_name is None else _numbers(value[segments_name], segments_name)
+    trained = None if mask is None else tuple(bool(part) for part in mask)
+    return Tokens(_numbers(value[name], name), trained, segments)
 
 
-def _numbers(value: Mapping[str, Any], shape: RowShape, role: str) -> tuple[int, ...]:
-    name = shape.columns[role]
-    part: object = value.get(name)
-    if not isinstance(part, list) or not all(isinstance(number, int) for number in cast(list[object], part)):
-        raise Fault(f"column {name} is {kind_of(cast(object, part))}, a list of whole numbers is wanted.")
-    return tuple(cast(list[int], part))
+def _numbers(part: object, name: str, *, truth: bool = False) -> tuple[int, ...]:
+    """A list of whole numbers, of which true and false are some when `truth`."""
+    numbers = cast(list[object], part) if isinstance(part, list) else []
+    if not isinstance(part, list) or not all(type(one) is int or (truth and type(one) is bool) for one in numbers):
+        wrong = next((one for one in numbers if type(one) is not int), None)
+        holds = f" that holds {kind_of(wrong)}" if numbers else ""
+        raise Fault(f"column {name} is {kind_of(cast(object, part))}{holds}, a list of whole numbers is wanted.")
+    return tuple(cast(list[int], numbers))
 
 
 _TO_VALUE: Mapping[

@@ -111,8 +111,10 @@ def _local_files(path: str) -> tuple[DataFile, ...]:
             what = f"{len(inside)} files, none of which podtune reads" if inside else "no files"
             raise UserError(f"{path}: the folder holds {what}. It reads {_READ}.")
         return _one_kind(path, [_local(name) for name in names])
-    if here.exists():
+    if here.is_file():
         return (_local(str(here)),)
+    if here.exists():
+        raise UserError(f"{path}: this is no regular file (a pipe or a device). Write what it gives to a file first.")
     if is_pattern(path):
         names = files_matching(str(here))
         if not names:

@@ -9,9 +9,9 @@ from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.config.wording import counted
 from podtune.data.column_names import meant_by
-from podtune.data.rows import Completion, Conversation, Row, Text, place
+from podtune.data.rows import Completion, Conversation, Record, Refused, Row, Text, place
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, has_usual_columns, sniff_shape, to_row
-from podtune.data.sources import list_files, read_records
+from podtune.data.sources import list_files, read_file
 
 # English text has four to five characters a token in the vocabularies of today; used where no tokenizer is at hand.
 CHARACTERS_PER_TOKEN = 4
@@ -31,6 +31,12 @@ class Survey:
     longest_at: str = ""
     turns: Counter[str] = field(default_factory=Counter[str])
     with_tools: int = 0
+    faulty: int = 0
+    first_fault: str = ""
+
+    def add_fault(self, fault: str) -> None:
+        self.faulty += 1
+        self.first_fault = self.first_fault or fault
 
     def lines(self) -> list[str]:
         """The survey for people."""
@@ -50,18 +56,27 @@ class Survey:
 
 
 def survey_source(path: str) -> Survey:
-    """Reads every row of a source once. Columns named otherwise than podtune looks for are taken for what such names
-    usually mean. Raises UserError for the first fault, as training would."""
+    """Reads every row of a source once, and counts those with faults. Columns named otherwise than podtune looks for
+    are taken for what such names usually mean. Raises UserError where no row is sound."""
     source = Source(path=path)
     files = list_files(source)
-    records = read_records(source)
+    records = chain.from_iterable(map(read_file, files))
     first = list(islice(records, SNIFFED_RECORDS))
+    sound = [record for record in first if isinstance(record, Record)]
     if not first:
         raise UserError(f"{path}: there are no rows in {counted(len(files), 'file')}.")
-    columns = {} if has_usual_columns(first) else meant_by(first[0].value) or {}
-    survey = Survey(len(files), sniff_shape(first, columns=columns), columns)
+    if not sound:
+        raise UserError("\n".join(map(str, first)))
+    columns = {} if has_usual_columns(sound) else meant_by(sound[0].value) or {}
+    survey = Survey(len(files), sniff_shape(sound, columns=columns), columns)
     for record in chain(first, records):
-        row = to_row(record, survey.shape, chat=True)
+        try:
+            if isinstance(record, Refused):
+                raise UserError(str(record))
+            row = to_row(record, survey.shape, chat=True)
+        except UserError as error:
+            survey.add_fault(str(error))
+            continue
         survey.rows += 1
         length = characters_in(row)
         survey.characters += length
@@ -70,6 +85,8 @@ def survey_source(path: str) -> Survey:
         if isinstance(row.value, Conversation):
             survey.turns.update(message.role for message in row.value.messages)
             survey.with_tools += bool(row.value.tools)
+    if not survey.rows:
+        raise UserError(f"{survey.first_fault} None of {counted(survey.faulty, 'row')} is sound.")
     return survey
 
 

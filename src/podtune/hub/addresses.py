@@ -21,7 +21,9 @@ def check_address(address: str) -> None:
     """Raises UserError when this installation cannot reach addresses of this kind. Asks no network."""
     import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
-    scheme = address.partition("://")[0]
+    scheme, _, place = address.partition("://")
+    if not place.strip("/") or place.startswith("/"):
+        raise UserError(f"{address}: no bucket is named. Write {scheme}://BUCKET/PATH.")
     try:
         cast(Any, fsspec).get_filesystem_class(scheme)
     except ImportError as error:

@@ -102,17 +102,18 @@ class _Training:
         started = time.perf_counter()
         with StopSignals() as signals, self.display:
             state, first = self._start(notes)
+            evaluated = self.standing.evaluated_at == first
             if jax.process_index() == 0:
-                evaluated = self.standing.evaluated_at == first
                 self.log = MetricsLog(local_folder(self.job.output), after_step=first, evaluated=evaluated)
             try:
                 self._announce(first)
-                if first == 0:
+                if first == 0 and not evaluated:
                     self._samples(state, 0, "before")
                     self._evaluate(state, 0)
                     # Now, not after the first ten minutes: a disk that cannot be written to shows before any step.
                     self._save(state, 0, eval_loss=self.standing.first_eval_loss)
-                state, done = self._steps(state, first, signals)
+                # A run that had stopped by itself, and was killed before its export, has stopped.
+                state, done = (state, first) if self._is_out_of_patience(first) else self._steps(state, first, signals)
                 if self.interrupted:
                     self._leave(state, done, signals.received or "another process")
                 if self.standing.evaluated_at != done:
@@ -305,13 +306,18 @@ class _Training:
         self._say("eval", done, text + (", the best so far" if improved and done else ""), values)
         if done and improved:
             self._save(state, done, eval_loss=seen.loss)
-        patience = self.settings.early_stopping
-        waited = self.standing.best.evaluations_since
-        if patience is not None and waited >= patience.patience and done < self.geometry.total_steps:
-            self.stopped = f"no better validation loss in {patience.patience} evaluations"
-            self._say("stop", done, f"Stopping after step {done}: {self.stopped}.")
-            return True
-        return False
+        return self._is_out_of_patience(done)
+
+    def _is_out_of_patience(self, done: int) -> bool:
+        """Whether training should stop here, early; says so."""
+        stopping = self.settings.early_stopping
+        if stopping is None or self.standing.best.evaluations_since < stopping.patience:
+            return False
+        if done >= self.geometry.total_steps:
+            return False
+        self.stopped = f"no better validation loss in {stopping.patience} evaluations"
+        self._say("stop", done, f"Stopping after step {done}: {self.stopped}.")
+        return True
 
     def _save(self, state: TrainState, step: int, *, eval_loss: float | None = None) -> None:
         self.saved_when, self.standing.saved_at = time.monotonic(), step

@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
+from podtune.config.errors import RunFailure
 from podtune.parallel.devices import core_count
 
 METRICS_FILE = "metrics.jsonl"
@@ -84,15 +85,23 @@ class Stopwatch:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line that was cut off by a crash is left out."""
+    """The lines of a metrics file, up to the first that a crash has cut off. Only a line feed ends a line: U+2028 and
+    the like may stand in an answer. Raises RunFailure for a file that cannot be read."""
     if not path.exists():
         return []
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    try:
+        texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise RunFailure(f"{path}: cannot be read ({error.strerror}). Take it away to go on without it.") from error
+    for text in filter(None, texts):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except ValueError:
             break
+        if not isinstance(line, dict) or "step" not in line:
+            break
+        lines.append(cast(dict[str, Any], line))
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,18 @@ from podtune.workflow.work import Work
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def export_run(output: OutputFolder, console: Console, *, dtype: str | None = None) -> None:
-    """Exports the run's checkpoint once more, checks it, and writes report and model card anew."""
-    run = _with_dtype(output.load_run(), dtype)
+def export_run(
+    output: OutputFolder, console: Console, *, dtype: str | None = None, overrides: Sequence[str] = ()
+) -> None:
+    """Exports the run's checkpoint once more, checks it, and writes report and model card anew. overrides: other
+    settings of the export than the run file had."""
+    run = _with_dtype(output.load_run(overrides), dtype)
     run = run.model_copy(update={"output": run.output.model_copy(update={"path": str(output.path)})})
     with claimed(run) as output:
+        trained = output.has_reached("trained")
         work = Work(run, console, output)
         beginning.open_model(work)
-        beginning.prepare_data(work)
+        open_data(work)
         beginning.choose_devices(work)
         beginning.load_model(work)
         restore(work)
@@ -32,8 +37,11 @@ def export_run(output: OutputFolder, console: Console, *, dtype: str | None = No
         finishing.export_model(work)
         finishing.check_exported(work)
         finishing.write_report(work)
-        if output.has_reached("trained"):  # else its training can be gone on with
+        output.take(run)  # its settings of the export are those of the run from here on
+        if trained:
             output.reach("finished")
+        else:
+            work.say("its training is not finished: `podtune run` with its run file goes on with it")
         output.publish(whole=True)
 
 
@@ -108,6 +116,18 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
     which = f"step {step} of {run.output.path}" if trained else f"{run.model.source}, untrained"
     work.say(f"{which}: held-out loss {seen.loss:.4f}, perplexity {seen.perplexity:.2f} on {seen.tokens:,} tokens")
     return {"step": step, "loss": seen.loss, "perplexity": seen.perplexity, "tokens": seen.tokens}
+
+
+def open_data(work: Work) -> None:
+    """The data as the run prepared it, where that is still there: its files need not be."""
+    from podtune.data.prepared import open_prepared
+
+    record = work.output.record.get("data") or {}
+    found = open_prepared(Path(record["folder"])) if record.get("folder") else None
+    if found is not None and found.fingerprint == record.get("fingerprint"):
+        work.prepared = found
+    else:
+        beginning.prepare_data(work)
 
 
 def restore(work: Work) -> int:

@@ -63,7 +63,8 @@ def check_exported(work: Work) -> None:
 
     if work.merged_too:
         check_reloads(work.output.model, work.model, work.weights, work.tokenizer, dtype=export_dtype(work))
-    work.output.reach("exported")
+    if work.output.has_reached("trained"):  # else the training can be gone on with
+        work.output.reach("exported")
 
 
 def write_report(work: Work) -> None:

@@ -164,7 +164,9 @@ def check_usable(run: Run, *, fresh: bool = False) -> None:
         if not fresh:
             _refuse_another_run(path, run, path)
     elif path.is_dir():
-        _refuse_foreign(str(path), [one.name for one in path.iterdir() if not one.name.startswith(".")])
+        names = [one.name for one in path.iterdir() if not one.name.startswith(".")]
+        _refuse_foreign(str(path), names, is_ours=_is_dumped(path / "run.yaml"))
+    _refuse_inside(path, run)
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"output: {existing} is not writable for this user. Name another folder.")
@@ -271,7 +273,7 @@ def _check_remote(run: Run, *, fresh: bool) -> None:
                 fetch(address, Path(scratch))
                 _refuse_another_run(Path(scratch), run, address)
     else:
-        _refuse_foreign(address, sorted(names))
+        _refuse_foreign(address, sorted(names), is_ours=True)
 
 
 def check_store(address: str) -> None:
@@ -286,13 +288,40 @@ def check_store(address: str) -> None:
         raise UserError(f"output: {error}") from error
 
 
-def _refuse_foreign(path: str, names: Sequence[str]) -> None:
-    """A run that was killed at its very start leaves run.yaml alone; anything else is not ours."""
-    if set(names) - {"run.yaml"}:
+def _refuse_foreign(path: str, names: Sequence[str], *, is_ours: bool) -> None:
+    """A run that was killed at its very start leaves its run.yaml alone; anything else is not ours."""
+    if set(names) - ({"run.yaml"} if is_ours else set()):
         raise UserError(
             f"output: {path} already holds something else ({', '.join(sorted(names)[:3])}, …), which podtune does not "
             "touch. Name a folder that does not exist yet, or an empty one."
         )
+
+
+def _is_dumped(file: Path) -> bool:
+    """Whether a run file is as podtune writes it, and not one that a person has written."""
+    try:
+        return file.read_text(encoding="utf-8") == dump_run(load_run(file))
+    except (OSError, ValueError, ConfigError):
+        return False
+
+
+def _refuse_inside(path: Path, run: Run) -> None:
+    """What is read must not lie in what is written: starting anew removes it, and preparing would fill the folder."""
+    rows = run.data.validation if isinstance(run.data.validation, tuple) else ()
+    read = {
+        "model": run.model.source,
+        "model.chat_template": run.model.chat_template,
+        "data.cache": run.data.cache,
+        **{f"data ({source.path})": source.path for source in (*run.data.train, *rows)},
+    }
+    for key, source in read.items():
+        if source is not None and not is_address(source) and (key == "data.cache" or os.path.exists(source)):
+            inside = Path(os.path.realpath(source))
+            if path.resolve() in (inside, *inside.parents):
+                raise UserError(
+                    f"output: {path} holds what the run reads, {key}: {source}. Name another output, or move that out "
+                    "of it first."
+                )
 
 
 def has_begun(path: Path, address: str | None = None) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
+from podtune.config.sameness import changes
 from podtune.config.schema import Run
 from podtune.config.wording import counted
 from podtune.parallel.distributed import Processes, start_processes
@@ -53,7 +54,12 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
     with claimed(run, fresh=fresh, first=processes.index == 0) as output:
         if _is_finished(output, processes):
             note = identity.check_finished(Work(run, Console(quiet=True), output)) if output.writes else ""
-            console.print(finished_message(output) + note, markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                finished_message(output) + _export_note(output, run) + note,
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
             return output
         work = Work(run, console, output)
         try:
@@ -85,9 +91,22 @@ def _is_finished(output: OutputFolder, processes: Processes) -> bool:
 def finished_message(output: OutputFolder) -> str:
     path = output.path
     return (
-        f"{path}: this run is finished ({counted(output.record.get('results', {}).get('steps', 0), 'step')}). "
+        f"{path}: this run is finished ({counted((output.record.get('results') or {}).get('steps', 0), 'step')}). "
         f"Talk to it: podtune chat {path}. Look at it: {path / 'report.html'}. "
         "To train it again, name another output, or start anew with --fresh."
+    )
+
+
+def _export_note(output: OutputFolder, run: Run) -> str:
+    """What is to be said where the run file asks for another export than the run has made."""
+    if not output.writes:
+        return ""
+    before, now = (one.model_dump(mode="json")["export"] for one in (output.load_run(), run))
+    asked = [f"export.{change.key}={change.now}" for change in changes(before, now)]
+    return (
+        f"\nIts export was made otherwise. To make it so: podtune export {output.path} {' '.join(asked)}"
+        if asked
+        else ""
     )
 
 
