@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import io
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from podtune.config.errors import ConfigError, PodtuneError
 OUTSIDE_FAULTS = {
     errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
     errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTALE, errno.ENODEV,
+    errno.EFBIG, errno.EISDIR, errno.EEXIST,
 }  # fmt: skip
 """What the operating system refuses for reasons that a traceback does not help with."""
 
@@ -58,8 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     show_warnings()
     if arguments is None:
         leave_torch_out()
-    app = build_app(command)
-    app(args=given, prog_name="podtune")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks must not end the command
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app = build_app(command)
+        app(args=given, prog_name="podtune")
+    except KeyboardInterrupt:  # before the command itself has begun, or behind it
+        fail("interrupted", 130)
     sys.exit(0)
 
 

@@ -18,6 +18,8 @@ def apply_override(root: Node, override: str, position: int) -> Fault | None:
     parts = path.strip().split(".")
     if not equals or not all(parts):
         return Fault(place, "wanted key=value, such as train.learning_rate=1e-4")
+    if not text.strip():
+        return Fault(place, f"nothing stands behind {path.strip()}=; write none for no value")
     document = read_document(text, "")
     if document.faults:
         return Fault(place, document.faults[0].message)

@@ -299,6 +299,8 @@ class Place(Text):
 
     def read(self, value: Any) -> str:
         path = os.path.expanduser(expand_variables(super().read(value)))
+        if path.startswith("~"):  # neither a home that is known nor, as ./~name would be, a file of such a name
+            raise Wrong(f"wanted a path, read {path}: whose home that is is not known; write ./{path} for a file here")
         if "\0" in path:
             raise Wrong(f"wanted a path, read {path!r}: no path holds a NUL character")
         if "://" not in path and any(len(os.fsencode(name)) > LONGEST_NAME for name in path.split("/")):

@@ -71,7 +71,9 @@ def _read_message(turn: object, where: str, keys: Mapping[str, str]) -> Message:
         raise Fault(f"{where} is {kind_of(turn)}, an object with role and content is wanted.")
     message = cast(dict[str, Any], turn)
     role_key = keys.get("role") or ("from" if "from" in message and "role" not in message else "role")
-    content_key = keys.get("content") or ("value" if "value" in message and "content" not in message else "content")
+    content_key = keys.get("content") or (
+        "value" if "content" not in message and ("value" in message or role_key == "from") else "content"
+    )
     role = message.get(role_key)
     if not isinstance(role, str) or not role:
         has = ", ".join(message) or "nothing"

@@ -232,6 +232,9 @@ def _disk_faults(cache: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
+        named = str(error.filename) if isinstance(error.filename, str | Path) else ""
+        if named and not Path(named).is_relative_to(cache) and error.errno in (errno.EACCES, errno.EPERM, errno.EIO):
+            raise UserError(f"data: {named} cannot be read: {error.strerror}.") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunFailure(
                 f"the disk of {cache} is full. What is finished is kept: free some space and run again, "

@@ -127,12 +127,17 @@ def open_prepared(folder: Path, *, reused: bool = True) -> Prepared | None:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFailure(f"{folder / MANIFEST} cannot be read ({error}). Delete the folder to prepare anew.") from error
-    fingerprint = manifest["fingerprint"]
-    splits = {name: _open_split(folder, name, fingerprint, entry) for name, entry in manifest["splits"].items()}
-    report = PrepareReport.from_json(manifest["report"])
-    return Prepared(folder, fingerprint, splits["train"], splits.get("validation"), report, reused)
+    try:
+        fingerprint = manifest["fingerprint"]
+        splits = {name: _open_split(folder, name, fingerprint, entry) for name, entry in manifest["splits"].items()}
+        report = PrepareReport.from_json(manifest["report"])
+        return Prepared(folder, fingerprint, splits["train"], splits.get("validation"), report, reused)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunFailure(
+            f"{folder / MANIFEST} is not as it was written ({error!r}). Delete the folder to prepare anew."
+        ) from error
 
 
 def _split_fields(split: PreparedSplit) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from podtune.families.family import Model
 from podtune.families.loading import plan_loading
 from podtune.families.saving import SavedTensor, hf_config, hf_tensors
 from podtune.families.tensors import checkpoint_tensors
+from podtune.hub.atomic import new_scratch_folder
 from podtune.hub.safetensors_store import SafetensorsStore
 from podtune.hub.sources import resolve_model
 from podtune.hub.tokenizer import Tokenizer
@@ -134,7 +134,7 @@ class _scratch:  # noqa: N801  used as a statement
 
     def __enter__(self) -> Path:
         try:
-            self._scratch = Path(tempfile.mkdtemp(prefix=".rehearsal-", dir=self._folder))
+            self._scratch = new_scratch_folder(self._folder / "rehearsal")  # clears those of killed processes away
         except OSError as error:
             raise UserError(
                 f"output: {self._folder} cannot be written ({error.strerror}). Name another folder."

@@ -153,6 +153,8 @@ def _open_gguf(source: str, path: Path) -> ModelFiles:
 
 def _open_folder(source: str, folder: Path) -> ModelFiles:
     config = _read_json(folder / "config.json")
+    if config is None and (folder / "model" / "config.json").is_file():
+        raise UserError(f"model: {folder} is the output of a run. Its model is {folder / 'model'}.")
     if config is None:
         found = sorted(path.name for path in folder.iterdir())
         raise UserError(
@@ -191,7 +193,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON ({error}). Download or save the model again.") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}, not a mapping. Download or save the model again.")

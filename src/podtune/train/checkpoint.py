@@ -22,6 +22,7 @@ from podtune.train.state import TrainState
 from podtune.weights.tree import named_leaves
 
 Notes = dict[str, Any]
+_NOTED = {"step", "identity", "batch_rows", "passed_over", "rollbacks", "best", "losses", "evaluated_at", "skipped"}
 
 
 class Checkpoints:
@@ -77,15 +78,24 @@ class Checkpoints:
 
     def notes(self, step: int) -> Notes:
         """The notes of the checkpoint of that step."""
-        found: Any = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))
-        return dict(found.notes)
+        try:
+            found: Any = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))
+            notes = dict(found.notes)
+            if missing := _NOTED - notes.keys():
+                raise ValueError(f"its notes lack {', '.join(sorted(missing))}")
+        except Exception as error:  # whatever orbax makes of a file that is not as it wrote it
+            raise self._damaged(step, error) from error
+        return notes
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state at that step, laid out as `like` (shapes with shardings), whatever mesh it was saved from."""
         flat = named_leaves(like)
         # Compared first: orbax, told of a wrong shape, fails in the middle of reading.
-        there = self._manager.item_metadata(step)["state"]
-        held = {name: tuple(array.shape) for name, array in dict(there).items()}
+        try:
+            there = self._manager.item_metadata(step)["state"]
+            held = {name: tuple(array.shape) for name, array in dict(there).items()}
+        except Exception as error:
+            raise self._damaged(step, error) from error
         wanted = {name: tuple(array.shape) for name, array in flat.items()}
         if held != wanted:
             name = next(name for name in (*wanted, *held) if held.get(name) != wanted.get(name))
@@ -95,11 +105,8 @@ class Checkpoints:
             )
         try:
             found: Any = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(flat)))
-        except (ValueError, KeyError, OSError) as error:
-            raise RunFailure(
-                f"the checkpoint {self.folder / str(step)} cannot be restored ({error}). Delete it to go on from the "
-                f"one before, or start anew with --fresh."
-            ) from error
+        except Exception as error:
+            raise self._damaged(step, error) from error
         return jax.tree.unflatten(jax.tree.structure(like), [found.state[name] for name in flat])
 
     def save(self, step: int, state: TrainState, notes: Notes, *, eval_loss: float | None = None) -> bool:
@@ -138,6 +145,13 @@ class Checkpoints:
             self._manager.close()
         except Exception:
             logging.getLogger(__name__).warning("closing the checkpoints of %s failed", self.folder, exc_info=True)
+
+    def _damaged(self, step: int, error: Exception) -> RunFailure:
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return RunFailure(
+            f"the checkpoint {self.folder / str(step)} cannot be restored ({said}). Delete it to go on from the one "
+            "before, or start anew with --fresh."
+        )
 
     def _failure(self, error: Exception, step: int | None) -> RunFailure:
         which = "a checkpoint" if step is None else f"the checkpoint of step {step}"

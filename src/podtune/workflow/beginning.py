@@ -173,8 +173,9 @@ def _template(path: str | None) -> str | None:
         return None
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"model.chat_template: {path} cannot be read ({error.strerror}). Name a Jinja file.") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"model.chat_template: {path} cannot be read ({why}). Name a Jinja file.") from error
 
 
 def held_bytes(work: Work) -> int:

@@ -377,8 +377,9 @@ def _load_run(path: Path, name: Path | str, *, overrides: Sequence[str] = ()) ->
 def _read_record(path: Path, name: Path | str) -> dict[str, Any]:
     try:
         record = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFailure(f"{name}/run.json: cannot be read ({error}). {_WITHOUT_RECORD}") from error
-    if not isinstance(record, dict):
+    parts = (record.get(name, {}) for name in ("model", "data", "results")) if isinstance(record, dict) else (None,)
+    if not all(isinstance(part, dict) for part in parts):
         raise RunFailure(f"{name}/run.json: not a record of a run. {_WITHOUT_RECORD}")
     return record
