@@ -253,3 +253,25 @@ def test_data_that_moved_is_the_same_data_and_data_that_changed_is_named_with_it
     check_identity(one, identity(moved, {"data": "1"}), "a")
     with pytest.raises(UserError, match=r"(?s)data: was 1, is 2.*data\.max_length: was None, is 9"):
         check_identity(one, identity(moved, {"data": "2"}), "a")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[", b"\xff"])
+def test_damaged_notes_of_a_checkpoint_are_told_with_a_way_out(content, tmp_path):
+    run = make_run(tmp_path, train={"steps": 2})
+    train(make_job(run, rows=Rows(11)))
+    (notes,) = (tmp_path / "checkpoints" / "2" / "notes").glob("metadata*")
+    notes.write_bytes(content)
+    with pytest.raises(RunFailure, match=r"checkpoints/2 cannot be restored .*Delete it"):
+        train(make_job(run, rows=Rows(11)))
+
+
+def test_whatever_orbax_makes_of_a_damaged_state_is_told_with_a_way_out(tmp_path, monkeypatch):
+    run = make_run(tmp_path, train={"steps": 2})
+    train(make_job(run, rows=Rows(11)))
+
+    def fails(*_, **__):
+        raise TypeError("orbax stumbled over what it read")
+
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.item_metadata", fails)
+    with pytest.raises(RunFailure, match=r"checkpoints/2 cannot be restored \(orbax stumbled.*Delete it"):
+        train(make_job(run, rows=Rows(11)))

@@ -263,6 +263,30 @@ def test_what_podtune_logs_as_a_warning_is_seen_once(capsys, monkeypatch):
     assert capsys.readouterr().err == "warning: heads=3 does not divide\n"
 
 
+def test_ctrl_c_before_a_command_has_begun_ends_it_as_it_does_later(run_file):
+    program = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'podtune.cli.check':\n"
+        "            raise KeyboardInterrupt\n"
+        "from podtune.cli.main import main\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "main(['check', 'run.yaml'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=run_file.parent, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command(run_file):
+    (run_file.parent / "donn\u00e9es.jsonl").write_text(CHAT)
+    given = [sys.executable, "-m", "podtune.cli.main", "check", "run.yaml", "data=donn\u00e9es.jsonl"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(given, cwd=run_file.parent, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "donn\\xe9es.jsonl" in done.stdout
+
+
 def test_check_refuses_addresses_that_nothing_here_can_reach(run_file):
     given = ["model=foo://bucket/model", "data=foo://bucket/a.jsonl", "output=foo://bucket/out"]
     done = podtune("check", "run.yaml", *given, folder=run_file.parent)

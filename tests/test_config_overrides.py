@@ -42,7 +42,8 @@ def test_a_scalar_form_on_the_way_becomes_its_mapping(tmp_path):
     [
         ("train.learning_rte=1e-4", 'unknown key "learning_rte", did you mean "learning_rate"?'),
         ("train.learning_rate=fast", 'train.learning_rate: wanted a number above 0 or auto, read the text "fast"'),
-        ("train.learning_rate=", "train.learning_rate: wanted a number above 0 or auto, read nothing"),
+        ("train.learning_rate=", "nothing stands behind train.learning_rate=; write none for no value"),
+        ("train.steps= ", "nothing stands behind train.steps=; write none for no value"),
         ("trian.steps=3", 'unknown key "trian", did you mean "train"?'),
         ("train.steps.more=3", "train.steps: wanted a whole number"),
         ("data.train.5.weight=2", "there is no item 5: the list has 1"),
@@ -68,6 +69,15 @@ def test_a_key_given_twice_on_the_command_line_is_a_fault_as_in_the_file(tmp_pat
     (fault,) = faults_of(tmp_path, FOUR_LINES, "train.steps=1", "train.seed_all=0", "train.steps=3")[1:]
     said = 'the key "train.steps" is given twice (also as train.steps=1); keep one'
     assert fault == f"command line: train.steps=3: {said}"
+
+
+@pytest.mark.parametrize(
+    "given", [("output=a", "output.path=b"), ("data.train=a", "data=b"), ("model.source=a/b", "model=c/d")]
+)
+def test_a_key_and_the_scalar_form_that_stands_for_it_are_one_key(tmp_path, given):
+    (fault,) = faults_of(tmp_path, FOUR_LINES, *given)
+    assert fault.startswith(f"command line: {given[1]}: ")
+    assert f"is given twice (also as {given[0]})" in fault
 
 
 def test_an_override_of_an_aliased_block_changes_that_block_alone(tmp_path):

@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path, monkeypatch):
     def refused(**_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(rehearsal.tempfile, "mkdtemp", refused)
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
     with pytest.raises(UserError, match="Permission denied"):
         a_rehearsal(tmp_path, model, weights)
 

@@ -129,3 +129,10 @@ def test_a_file_is_whole_or_absent_and_forced_to_disk_only_where_that_is_asked(d
         file.write(None)
     assert (tmp_path / "a").read_bytes() == b"whole"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_output_of_a_run_given_as_a_model_is_told_where_its_model_is(tmp_path):
+    (tmp_path / "run").mkdir()
+    model_folder(tmp_path / "run" / "model")
+    with pytest.raises(UserError, match=r"is the output of a run\. Its model is .*run/model"):
+        resolve_model(str(tmp_path / "run"))

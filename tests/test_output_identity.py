@@ -218,7 +218,7 @@ def test_trained_weights_are_never_put_into_another_model(trained, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.yaml"])
-@pytest.mark.parametrize("content", [b"", b"[", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("content", [b"", b"[", b"\xff\xfe\x00", b"[" * 99999, b'{"results": null, "model": "x"}'])
 def test_a_damaged_record_is_told_with_a_way_out_and_fresh_is_one(name, content, trained, tmp_path):
     shutil.copytree(trained / "out", tmp_path / "out")
     (tmp_path / "out" / name).write_bytes(content)

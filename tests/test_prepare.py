@@ -354,6 +354,15 @@ def test_a_folder_without_a_manifest_is_not_there_and_one_with_a_shard_missing_i
     assert all_rows(prepare_chats(tmp_path, path)) == rows
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"fingerprint": 1, "splits": [], "report": null}', "[" * 99999])
+def test_a_damaged_manifest_is_told_with_a_way_out(tmp_path: Path, content: str) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(20))
+    prepared = prepare_chats(tmp_path, path)
+    (prepared.folder / "manifest.json").write_text(content)
+    with pytest.raises(RunFailure, match=r"manifest\.json .*Delete the folder to prepare anew"):
+        prepare_chats(tmp_path, path)
+
+
 def test_the_manifest_tells_what_the_data_was_made_from(tmp_path: Path) -> None:
     prepared = prepare_chats(tmp_path, write_rows(tmp_path / "a.jsonl", chats(20)))
     manifest = json.loads((prepared.folder / "manifest.json").read_text())

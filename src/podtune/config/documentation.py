@@ -26,7 +26,8 @@ output: ./runs/support-bot
 - A key that has a scalar form (`method: lora`) takes it or a mapping (`method: {lora: {rank: 32}}`).
 - The file is YAML 1.2: `1e-4` is a number, `no` and `12:30:00` are text, only `true` and `false` are truth values. Keys
   given twice, unknown keys, merge keys and tags are refused. Anchors and aliases work.
-- `podtune check FILE` reports every fault at once as `file:line: message`, with exit status 2, and downloads nothing.
+- `podtune check FILE` reports every fault at once as `file:line: message`, with exit status 2 (0
+  where there is none), and downloads nothing.
 - Any key can be set on the command line of a command that reads the file, with the same checks:
   `podtune run FILE train.learning_rate=1e-4 data.train.0.weight=2 method.lora.rank=8`.
 - In paths, `~` and `$NAME` are expanded, and `$$` is a dollar sign. Relative paths start at the current directory.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from podtune.config.document import MAX_BYTES, Fault, Node, Place, read_document
 from podtune.config.errors import ConfigError
-from podtune.config.overrides import apply_override, subject_in
+from podtune.config.overrides import apply_override, holds_list, subject_in
 from podtune.config.schema import NOT_IN_THIS_VERSION, Run, Subject
 from podtune.config.subject import LIST_TAG, SCALAR_TAG
 from podtune.config.writing import dump_run
@@ -48,7 +48,7 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     given: dict[str, str] = {}
     for position, override in enumerate(overrides):
         fault = apply_override(root, override, position)
-        key = override.partition("=")[0].strip()
+        key = _in_full(override.partition("=")[0].strip())
         if fault is None and key in given:
             place = Place.on_command_line(position, override)
             fault = Fault(place, f'the key "{key}" is given twice (also as {given[key]}); keep one')
@@ -60,6 +60,14 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     if run is None or faults:
         raise ConfigError(name, _sorted(faults))
     return run
+
+
+def _in_full(key: str) -> str:
+    """The key, or the one below it that its scalar form stands for: output is output.path."""
+    *above, last = key.split(".")
+    field = _block(tuple(above)).model_fields.get(last)
+    inner = None if field is None or holds_list(field.annotation) else subject_in(field.annotation)
+    return f"{key}.{inner.scalar_key}" if inner is not None and inner.scalar_key else key
 
 
 def _sorted(faults: Sequence[Fault]) -> list[str]:

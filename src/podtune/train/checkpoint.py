@@ -7,7 +7,7 @@ data is the step. Beside it lie notes: what the run is, so that another run is n
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,6 @@ from podtune.train.state import TrainState
 from podtune.weights.tree import named_leaves
 
 Notes = dict[str, Any]
-_NOTED = {"step", "identity", "batch_rows", "passed_over", "rollbacks", "best", "losses", "evaluated_at", "skipped"}
 
 
 class Checkpoints:
@@ -76,12 +75,12 @@ class Checkpoints:
         for later in [one for one in self._manager.all_steps() if one > step]:
             self._manager.delete(later)
 
-    def notes(self, step: int) -> Notes:
-        """The notes of the checkpoint of that step."""
+    def notes(self, step: int, *, holding: Collection[str] = ()) -> Notes:
+        """The notes of the checkpoint of that step. Raises RunFailure when they cannot be read or lack these."""
         try:
             found: Any = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))
             notes = dict(found.notes)
-            if missing := _NOTED - notes.keys():
+            if missing := set(holding) - notes.keys():
                 raise ValueError(f"its notes lack {', '.join(sorted(missing))}")
         except Exception as error:  # whatever orbax makes of a file that is not as it wrote it
             raise self._damaged(step, error) from error

@@ -30,9 +30,12 @@ from podtune.train.output import local_folder
 from podtune.train.pace import Pace
 from podtune.train.program import make_program
 from podtune.train.recovery import BadSteps, StopSignals, device_failure
-from podtune.train.standing import Standing
+from podtune.train.standing import NOTED, Standing
 from podtune.train.state import TrainState
 from podtune.train.step import OUTCOMES, TRAINED
+
+DECIDED = ("step", "identity", "batch_rows")
+"""What a checkpoint notes besides where the run stands."""
 
 
 def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
@@ -48,7 +51,7 @@ def train(job: Job, hooks: Hooks | None = None) -> TrainResult:
     checkpoints = Checkpoints(job.output, keep=run.output.keep_checkpoints, keep_best=keep_best)
     try:
         found = checkpoints.latest()
-        notes = None if found is None else checkpoints.notes(found)
+        notes = None if found is None else checkpoints.notes(found, holding=(*DECIDED, *NOTED))
         geometry = _geometry(job, notes)
         names = identity(run, job.fingerprints, batch_rows=geometry.batch_rows, total_steps=geometry.total_steps)
         if notes is not None:
@@ -321,7 +324,7 @@ class _Training:
 
     def _save(self, state: TrainState, step: int, *, eval_loss: float | None = None) -> None:
         self.saved_when, self.standing.saved_at = time.monotonic(), step
-        decided = {"step": step, "identity": self.names, "batch_rows": self.geometry.batch_rows}
+        decided = dict(zip(DECIDED, (step, self.names, self.geometry.batch_rows), strict=True))
         notes = {**decided, **self.standing.notes()}
         if self.checkpoints.save(step, state, notes, eval_loss=eval_loss):
             self._say("checkpoint", step, f"step {step}: saving a checkpoint")

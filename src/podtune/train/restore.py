@@ -44,7 +44,7 @@ def restore_weights(
         step = checkpoints.latest() if best is None else best
         if step is None:
             raise UserError(none)
-        identity = checkpoints.notes(step)["identity"]
+        identity = checkpoints.notes(step, holding=("identity",))["identity"]
         check_same_weights(identity, run, fingerprints)
         state = checkpoints.restore(step, with_shardings(abstract, state_shardings(mesh, abstract, params)))
     finally:

@@ -10,6 +10,8 @@ from typing import Any
 from podtune.train.evaluation import Best
 from podtune.train.recovery import BadSteps
 
+NOTED = ("passed_over", "rollbacks", "best", "losses", "evaluated_at", "skipped")
+
 
 @dataclass
 class Standing:
