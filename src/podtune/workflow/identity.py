@@ -100,7 +100,8 @@ def refuse_changes(work: Work, now: Mapping[str, str]) -> None:
     lines: list[str] = []
     for name in changed:
         told = [str(change) for change in differ if _is_of(name, change)]
-        lines += told or [f"{name}: named as before, and with other content than it had then"]
+        otherwise = ", or prepared by a version of podtune that makes other rows of it" if name == "data" else ""
+        lines += told or [f"{name}: named as before, and with other content than it had then{otherwise}"]
     raise UserError(
         f"output: {work.run.output.path} holds a run of another {', '.join(changed)}, and this one cannot go on from "
         "it:\n  " + "\n  ".join(dict.fromkeys(lines)) + "\nName another output, or start anew with --fresh."
