@@ -363,6 +363,29 @@ def test_a_damaged_manifest_is_told_with_a_way_out(tmp_path: Path, content: str)
         prepare_chats(tmp_path, path)
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[5]", None])
+def test_damaged_prompts_and_indexes_of_prepared_data_are_told_with_a_way_out(tmp_path: Path, content: str | None):
+    prepared = prepare_chats(tmp_path, write_rows(tmp_path / "a.jsonl", chats(40)))
+    (index,) = prepared.folder.glob("train-*.idx.npy")
+    for file in (prepared.folder / "held_out.json", index):
+        file.unlink()
+        if content is not None:
+            file.write_text(content)
+    if content != "{}":  # which is no prompt, and says so by holding none
+        with pytest.raises(RunFailure, match=r"held_out\.json cannot be read .*Delete the folder"):
+            prepared.held_out_prompts(1)
+    with pytest.raises(RunFailure, match=r"idx\.npy: the index cannot be read .*Delete the folder"):
+        prepare_chats(tmp_path, tmp_path / "a.jsonl").train.read(0)
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", '{"a": 5}'])
+def test_hashes_that_cannot_be_read_are_found_out_again(tmp_path: Path, content: str) -> None:
+    path = write_rows(tmp_path / "a.jsonl", chats(20))
+    first = prepare_chats(tmp_path, path)
+    (tmp_path / "cache" / "hashes.json").write_text(content)
+    assert prepare_chats(tmp_path, path).fingerprint == first.fingerprint
+
+
 def test_the_manifest_tells_what_the_data_was_made_from(tmp_path: Path) -> None:
     prepared = prepare_chats(tmp_path, write_rows(tmp_path / "a.jsonl", chats(20)))
     manifest = json.loads((prepared.folder / "manifest.json").read_text())

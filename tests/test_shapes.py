@@ -227,8 +227,12 @@ def test_unknown_columns_are_listed_with_how_to_map_them():
         sniff_shape(records({"question": "q", "answer": "a"}))
     with pytest.raises(UserError, match=r"maps prompt to ask, and there is no such column\. There is question"):
         sniff_shape(records({"question": "q"}), columns={"prompt": "ask", "completion": "question"})
-    with pytest.raises(UserError, match=r"maps text to boddy, .* Did you mean body\?"):
+    with pytest.raises(UserError, match=r"maps text to boddy, .* Did you mean body by boddy\?"):
         sniff_shape(records({"body": "q"}), columns={"text": "boddy"})
+    with pytest.raises(
+        UserError, match=r"instruction to questoin and output to anwser, .* question by questoin, answer"
+    ):
+        sniff_shape(records({"question": "q", "answer": "a"}), columns={"instruction": "questoin", "output": "anwser"})
     with pytest.raises(UserError, match=r"data\.shape is messages, which reads messages; the row has text"):
         sniff_shape(records({"text": "a"}), shape="messages")
     with pytest.raises(UserError, match="preference data"):

@@ -183,6 +183,26 @@ def test_the_export_of_an_interrupted_run_leaves_its_training_to_be_gone_on_with
     assert output.state == "finished"
 
 
+def test_the_run_file_that_the_output_keeps_is_the_same_run_from_anywhere(tmp_path, monkeypatch):
+    content = json.loads(run_file(tmp_path).read_text())
+    content |= {
+        "model": "./base",
+        "output": "out",
+        "data": {**content["data"], "train": "chats.jsonl", "cache": "prep"},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    run_workflow(load_run("run.yaml"), a_console())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    console = a_console()
+    run_workflow(load_run(tmp_path / "out/run.yaml"), console)
+    assert "is finished" in console.export_text()
+    assert "warning" not in console.export_text()
+    assert evaluate_run(load_run("../out/run.yaml"), a_console())["step"] == 4
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_another_export_of_a_finished_run_is_said_to_be_asked_for_and_made(tmp_path):
     run_workflow(a_run(tmp_path), a_console())
     console = a_console()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from podtune.config.errors import UserError
 
@@ -87,7 +87,10 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _read_memory(memory: Path | None) -> dict[str, list[Any]]:
+    """What is remembered; nothing when that cannot be read, for it can be found out again."""
     try:
-        return json.loads(memory.read_text()) if memory is not None else {}
+        known: Any = json.loads(memory.read_text()) if memory is not None else {}
     except (OSError, ValueError):
         return {}
+    sound = isinstance(known, dict) and all(isinstance(v, list) for v in cast(dict[str, Any], known).values())
+    return cast(dict[str, list[Any]], known) if sound else {}

@@ -81,8 +81,13 @@ class Prepared:
         """Up to `count` prompts from the validation split, always the same ones; none without a validation split."""
         if self.validation is None or count <= 0:
             return []
-        held_out: list[dict[str, Any]] = json.loads((self.folder / HELD_OUT).read_text())
-        return [HeldOut(**entry) for entry in held_out[:count]]
+        try:
+            held_out: list[dict[str, Any]] = json.loads((self.folder / HELD_OUT).read_text())
+            return [HeldOut(**entry) for entry in held_out[:count]]
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise RunFailure(
+                f"{self.folder / HELD_OUT} cannot be read ({error}). Delete the folder to prepare it anew."
+            ) from error
 
 
 def encode_row(row: PackedRow) -> bytes:

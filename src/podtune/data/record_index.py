@@ -30,7 +30,7 @@ def read_index(shard: Path) -> UInt64[np.ndarray, "records_and_one"]:
     try:
         offsets: np.ndarray = np.load(path, mmap_mode="r")
         size = shard.stat().st_size
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise RunFailure(
             f"{path}: the index cannot be read ({error}). Delete the folder to prepare it anew."
         ) from error

@@ -86,14 +86,19 @@ def sniff_shape(
         raise ValueError("no records to look at")
     looked_at = records[:SNIFFED_RECORDS]
     first = looked_at[0]
-    for role, name in given.items():
-        if role not in _WITHIN_MESSAGES and not any(name in record.value for record in looked_at):
-            near = difflib.get_close_matches(name, first.value, n=1)
-            meant = f" Did you mean {near[0]}?" if near else ""
-            raise UserError(
-                f"{place(first.origin, first.number)}: data.columns maps {role} to {name}, and there is no such "
-                f"column. There is {_listed(first.value)}.{meant}"
-            )
+    absent = [
+        (role, name)
+        for role, name in given.items()
+        if role not in _WITHIN_MESSAGES and not any(name in record.value for record in looked_at)
+    ]
+    if absent:
+        near = {name: difflib.get_close_matches(name, first.value, n=1) for _, name in absent}
+        meant = ", ".join(f"{close[0]} by {name}" for name, close in near.items() if close)
+        raise UserError(
+            f"{place(first.origin, first.number)}: data.columns maps "
+            f"{' and '.join(f'{role} to {name}' for role, name in absent)}, and there is no such column. There is "
+            f"{_listed(first.value)}.{f' Did you mean {meant}?' if meant else ''}"
+        )
     seen = [candidates[0] for record in looked_at if (candidates := _candidates(record.value, shape, given))]
     if 2 * len(seen) < len(looked_at):
         first = next(record for record in looked_at if not _candidates(record.value, shape, given))

@@ -12,6 +12,7 @@ from podtune.config.errors import PodtuneError, UserError
 from podtune.config.sameness import Change, changes, may_change
 from podtune.workflow import beginning
 from podtune.workflow.environment import machine, versions
+from podtune.workflow.places import with_full_paths
 from podtune.workflow.work import Work
 
 # What enters each fingerprint, besides the content of files.
@@ -93,7 +94,7 @@ def refuse_changes(work: Work, now: Mapping[str, str]) -> None:
     if not changed:
         return
     old = work.output.load_run()
-    before, after = (run.model_dump(mode="json") for run in (old, work.run))
+    before, after = (with_full_paths(run).model_dump(mode="json") for run in (old, work.run))
     differ = [change for change in changes(before, after) if not may_change(change.key)]
     if "tokenizer" in changed:  # which the data is prepared with
         changed = [name for name in changed if name != "data" or any(_is_of("data", change) for change in differ)]

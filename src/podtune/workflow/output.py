@@ -21,6 +21,7 @@ from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
 from podtune.hub.addresses import check_address, is_address
 from podtune.train.output import local_folder
+from podtune.workflow.places import with_full_paths
 from podtune.workflow.remote_output import fetch, forget, listed, publish
 
 STATES = ("started", "trained", "evaluated", "exported", "finished")
@@ -99,7 +100,7 @@ class OutputFolder:
             self._keep(run)
 
     def _keep(self, run: Run) -> None:
-        write_text(self.path / "run.yaml", dump_run(run))
+        write_text(self.path / "run.yaml", dump_run(with_full_paths(run)))
 
     def _start_anew(self, run: Run) -> None:
         """Removes all that an earlier run has made, and starts the record. Killed in between, it is done again by the
