@@ -136,3 +136,14 @@ def test_the_output_of_a_run_given_as_a_model_is_told_where_its_model_is(tmp_pat
     model_folder(tmp_path / "run" / "model")
     with pytest.raises(UserError, match=r"is the output of a run\. Its model is .*run/model"):
         resolve_model(str(tmp_path / "run"))
+
+
+def test_a_model_that_may_not_be_read_is_told_as_a_fault_of_the_model(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "model")
+
+    def refuse(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_text", refuse)
+    with pytest.raises(UserError, match=r"model: .*model cannot be read: .*config\.json: Permission denied"):
+        resolve_model(str(folder))

@@ -12,7 +12,7 @@ from workflow_cases import a_console, a_run, chats, one_device_shown, write_json
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
 from podtune.workflow.afterwards import evaluate_run, export_run
-from podtune.workflow.output import claimed, open_output
+from podtune.workflow.output import check_usable, claimed, open_output
 from podtune.workflow.run import run_workflow
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -112,6 +112,17 @@ def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     with pytest.raises(UserError, match="cannot be made"), claimed(run):
         pass
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told_as_a_fault_of_the_output(tmp_path, monkeypatch):
+    run = a_run(tmp_path)
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
+    with pytest.raises(UserError, match=r"output: .*out cannot be used \(Permission denied\)\. Name another"):
+        check_usable(run)
 
 
 def test_a_lock_that_was_removed_before_it_was_held_is_not_relied_on(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ Used by families (configuration and weights), tokenizer.py and the planner.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,13 @@ def resolve_model(
         local = fetch_remote_model(source, cache=cache, offline=offline, config_only=config_only, progress=progress)
         return _open_local(source, local)
     if hub_id is None:
-        return _open_local(source, Path(source).expanduser())
+        try:
+            return _open_local(source, Path(source).expanduser())
+        except OSError as error:
+            raise UserError(
+                f"model: {source} cannot be read: {error.filename or source}: {error.strerror}. Name another, or make "
+                "it readable."
+            ) from error
     try:
         folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
     except (UserError, RunFailure) as error:
@@ -114,7 +121,7 @@ def is_path(source: str) -> bool:
     if is_remote(source):
         return False
     return (
-        Path(source).expanduser().exists()
+        os.path.exists(os.path.expanduser(source))
         or source.startswith((".", "/", "~"))
         or source.endswith((".gguf", "/"))
         or "\\" in source

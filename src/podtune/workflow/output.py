@@ -156,7 +156,15 @@ def check_usable(run: Run, *, fresh: bool = False) -> None:
     if is_address(run.output.path):
         _check_remote(run, fresh=fresh)
         return
-    path = Path(run.output.path)
+    try:
+        _check_local(Path(run.output.path), run, fresh=fresh)
+    except OSError as error:
+        raise UserError(
+            f"output: {error.filename or run.output.path} cannot be used ({error.strerror}). Name another folder."
+        ) from error
+
+
+def _check_local(path: Path, run: Run, *, fresh: bool) -> None:
     if path.is_symlink() and not path.exists():
         raise UserError(f"output: {path} is a link to {path.readlink()}, which is not there. Make that folder first.")
     if path.exists() and not path.is_dir():
