@@ -284,6 +284,8 @@ def test_rows_that_name_one_thing_in_two_ways_are_read_each_by_its_own():
 def test_one_row_of_a_known_shape_does_not_outvote_many_of_none():
     with pytest.raises(UserError, match=r"a\.jsonl:1: cannot tell the shape from the columns question, answer"):
         sniff_shape(records(*[{"question": "q", "answer": "a"}] * 15, {"text": "t"}))
+    with pytest.raises(UserError, match=r"a\.jsonl:3: cannot tell the shape from the columns question, answer"):
+        sniff_shape(records({"text": "t"}, {}, *[{"question": "q", "answer": "a"}] * 14))
 
 
 @pytest.mark.parametrize(("names", "meant"), [

@@ -101,8 +101,8 @@ def sniff_shape(
         )
     seen = [candidates[0] for record in looked_at if (candidates := _candidates(record.value, shape, given))]
     if 2 * len(seen) < len(looked_at):
-        first = next(record for record in looked_at if not _candidates(record.value, shape, given))
-        raise UserError(_unknown_shape(next((record for record in looked_at if record.value), first), shape))
+        unknown = [record for record in looked_at if not _candidates(record.value, shape, given)]
+        raise UserError(_unknown_shape(next((record for record in unknown if record.value), unknown[0]), shape))
     found = max(seen, key=seen.count)
     optional = {role: name for record in looked_at for role, name in _optional(record, found, given)}
     read = {**found.columns, **optional}
