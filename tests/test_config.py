@@ -349,3 +349,17 @@ def test_paths_that_no_system_takes_are_refused_at_their_line(tmp_path, written,
 def test_a_source_without_a_path_is_told_once_and_not_for_its_split_too(tmp_path):
     (fault,) = faults_of(tmp_path, FOUR_LINES, "data.validation={split: x}")
     assert 'missing key "path"' in fault
+
+
+@pytest.mark.parametrize("line", [
+    "method: {lora: {rank: 8}, full: {}}", "method: lroa", "model: [1]", "data: 5", "output: 5", "method:",
+    "model: null",
+])  # fmt: skip
+def test_a_fault_of_a_required_key_hides_no_rule_that_spans_other_keys(tmp_path, line):
+    key = line.split(":")[0]
+    kept = "".join(one + "\n" for one in FOUR_LINES.splitlines() if not one.startswith(f"{key}:"))
+    told = faults_of(tmp_path, f"{kept}{line}\ntrain: {{epochs: 1, steps: 5, optimizer: {{name: sgd, beta1: 0.3}}}}\n")
+    assert any("both say how long to train" in fault for fault in told)
+    assert any("sgd has no beta1" in fault for fault in told)
+    assert any(f"run.yaml:4: {key}" in fault for fault in told)
+    assert len(told) == 3

@@ -102,17 +102,19 @@ def _check(root: Node, faults: list[Fault]) -> Run | None:
     rules that span several."""
     plain = root.plain()
     faulty: dict[Key, None] = {}
+    stood_in: set[Key] = set()
     while True:
         try:
             return Run.model_validate(plain)
         except ValidationError as error:
-            known = len(faulty)
+            known = len(faulty) + len(stood_in)
             for key, fault in list(_faults(error, root, tuple(faulty))):
                 if fault is not None:
                     faults.append(fault)
                 faulty[key] = None
-                _set_aside(plain, key)
-            if len(faulty) == known or error.errors()[0]["type"] == "podtune_rules":
+                if _set_aside(plain, key):
+                    stood_in.add(key)
+            if len(faulty) + len(stood_in) == known or error.errors()[0]["type"] == "podtune_rules":
                 return None
 
 
@@ -202,8 +204,9 @@ def _block(key: Key) -> type[Subject]:
     return block
 
 
-def _set_aside(plain: Any, key: Key) -> None:
-    """Takes a faulty key out of the plain tree, or puts a stand-in where it is required."""
+def _set_aside(plain: Any, key: Key) -> bool:
+    """Takes a faulty key out of the plain tree; where it is out already, and so is required, puts a stand-in there and
+    returns True."""
     holder: Any = None
     last: Any = None
     value = plain
@@ -217,10 +220,12 @@ def _set_aside(plain: Any, key: Key) -> None:
             holder, last = cast(list[Any], value), part
             value = holder[part]
     if holder is None:
-        return
+        return False
     if isinstance(holder, list):
         holder[last] = "stand-in"
     elif last in holder:
         del holder[last]
     else:
         holder[last] = STAND_INS.get(last, "stand-in")
+        return True
+    return False
