@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from train_cases import Rows, logged, make_job, make_run, recorded_batches
 from train_worker import start_worker
@@ -261,7 +262,7 @@ def test_damaged_notes_of_a_checkpoint_are_told_with_a_way_out(content, tmp_path
     train(make_job(run, rows=Rows(11)))
     (notes,) = (tmp_path / "checkpoints" / "2" / "notes").glob("metadata*")
     notes.write_bytes(content)
-    with pytest.raises(RunFailure, match=r"checkpoints/2 cannot be restored .*Delete it"):
+    with pytest.raises(RunFailure, match=r"checkpoints/2 cannot be restored .*If it is damaged, delete it"):
         train(make_job(run, rows=Rows(11)))
 
 
@@ -273,5 +274,24 @@ def test_whatever_orbax_makes_of_a_damaged_state_is_told_with_a_way_out(tmp_path
         raise TypeError("orbax stumbled over what it read")
 
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.item_metadata", fails)
-    with pytest.raises(RunFailure, match=r"checkpoints/2 cannot be restored \(orbax stumbled.*Delete it"):
+    with pytest.raises(
+        RunFailure, match=r"checkpoints/2 cannot be restored \(orbax stumbled.*If it is damaged, delete it"
+    ):
         train(make_job(run, rows=Rows(11)))
+
+
+@pytest.mark.parametrize("fault", [MemoryError("no more"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no more")])
+def test_a_sound_checkpoint_is_not_called_damaged_where_memory_gives_out(fault, tmp_path, monkeypatch):
+    run = make_run(tmp_path, train={"steps": 2})
+    train(make_job(run, rows=Rows(11)))
+    restore = ocp.CheckpointManager.restore
+
+    def gives_out(self, step, args):
+        if "state" in args:
+            raise fault
+        return restore(self, step, args=args)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", gives_out)
+    with pytest.raises((MemoryError, RunFailure)) as told:
+        train(make_job(run, rows=Rows(11)))
+    assert "damaged" not in str(told.value)

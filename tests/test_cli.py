@@ -164,7 +164,7 @@ def test_check_compares_with_the_run_that_the_output_holds(run_file):
 
 
 def test_the_command_leaves_torch_out_of_its_process():
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="without torch there is none to leave out")
     code = (
         "import sys; from podtune.cli.main import main\n"
         "sys.argv = ['podtune', '--version']\n"

@@ -55,6 +55,15 @@ def test_fresh_leaves_nothing_of_the_old_run(tmp_path):
         assert json.loads((output.path / "run.json").read_text()) == {"state": "started"}
 
 
+def test_fresh_trains_from_the_beginning_with_other_settings(tmp_path):
+    run_workflow(a_run(tmp_path, **SMALL), a_console())
+    console = a_console()
+    other = a_run(tmp_path, **{**SMALL, "train": {"steps": 2, "batch_tokens": 64}})
+    output = run_workflow(other, console, fresh=True)
+    assert "Going on from" not in console.export_text()
+    assert (output.state, output.record["results"]["steps"]) == ("finished", 2)
+
+
 @pytest.mark.parametrize("dying", ["shutil.rmtree", "OutputFolder._keep"])
 def test_a_removal_that_was_killed_is_done_again_by_the_next_run(dying, tmp_path, monkeypatch):
     run, other = a_run(tmp_path), a_run(tmp_path, train={"learning_rate": 0.5})

@@ -371,9 +371,8 @@ def test_damaged_prompts_and_indexes_of_prepared_data_are_told_with_a_way_out(tm
         file.unlink()
         if content is not None:
             file.write_text(content)
-    if content != "{}":  # which is no prompt, and says so by holding none
-        with pytest.raises(RunFailure, match=r"held_out\.json cannot be read .*Delete the folder"):
-            prepared.held_out_prompts(1)
+    with pytest.raises(RunFailure, match=r"held_out\.json cannot be read .*Delete the folder"):
+        prepared.held_out_prompts(1)
     with pytest.raises(RunFailure, match=r"idx\.npy: the index cannot be read .*Delete the folder"):
         prepare_chats(tmp_path, tmp_path / "a.jsonl").train.read(0)
 

@@ -128,7 +128,9 @@ def test_an_update_beside_the_base_gives_the_product_and_gradients_of_linear(tra
     weights = jax.random.normal(jax.random.key(3), apart(x, w).shape)
 
     def gradients(product):
-        loss = lambda x, a, b: jnp.sum(weights * product(x, dataclasses.replace(w, a=a, b=b)))  # noqa: E731
+        def loss(x, a, b):
+            return jnp.sum(weights * product(x, dataclasses.replace(w, a=a, b=b)))
+
         return jax.grad(loss, (0, 1, 2))(x, w.a, w.b)
 
     for one, other in zip(gradients(together), gradients(apart), strict=True):

@@ -201,15 +201,22 @@ def test_the_run_file_that_the_output_keeps_is_the_same_run_from_anywhere(tmp_pa
     assert "warning" not in console.export_text()
     assert evaluate_run(load_run("../out/run.yaml"), a_console())["step"] == 4
     assert not list((tmp_path / "elsewhere").iterdir())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").rename(tmp_path / "gone")
+    console = a_console()
+    run_workflow(load_run("run.yaml"), console)  # its model is named as before, though kept in full
+    assert "cannot be told" in console.export_text()
 
 
 def test_another_export_of_a_finished_run_is_said_to_be_asked_for_and_made(tmp_path):
     run_workflow(a_run(tmp_path), a_console())
     console = a_console()
-    other = a_run(tmp_path, export={"dtype": "float16"})
+    other = a_run(tmp_path, export={"dtype": "float16", "adapter": True})
     run_workflow(other, console)
-    assert "podtune export " in console.export_text()
-    export_run(open_output(tmp_path / "out"), a_console(), overrides=["export.dtype=float16"])
+    (told,) = [line for line in console.export_text().splitlines() if "podtune export" in line]
+    overrides = told.partition(f"podtune export {tmp_path / 'out'} ")[2].split()  # as it is told, so it is taken
+    assert sorted(overrides) == ["export.adapter=true", "export.dtype=float16"]
+    export_run(open_output(tmp_path / "out"), a_console(), overrides=overrides)
     assert open_output(tmp_path / "out").record["exported"]["model"]["dtype"] == "float16"
     console = a_console()
     run_workflow(other, console)

@@ -37,4 +37,6 @@ def export(
         output = open_output(Path(source))
         if other := [one for one in overrides or () if not one.startswith("export")]:
             raise UserError(f"{other[0]}: only settings of the export (export.dtype=..., export.checkpoint=best).")
+        if dtype and any(one.startswith("export.dtype=") for one in overrides or ()):
+            raise UserError(f"--dtype {dtype} and export.dtype both say how to export; keep one.")
         export_run(output, console, dtype=dtype, overrides=overrides or ())

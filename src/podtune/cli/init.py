@@ -23,6 +23,7 @@ def init(
         raise UserError(f"{output} is there already. Name another with --output, or write over it with --force.")
     if output.is_dir() or (output.parent.exists() and not output.parent.is_dir()):
         raise UserError(f"--output {output}: a file cannot be there. Name another.")
+    from podtune.config.wording import counted
     from podtune.config.writing import as_yaml
     from podtune.data.survey import survey_source
     from podtune.hub.atomic import atomic_file
@@ -37,7 +38,7 @@ def init(
     if columns:
         typer.echo("columns  taken for what their names usually mean; mend the run file where they mean something else")
     if survey.faulty:
-        typer.echo(f"faults   {survey.faulty:,} rows with faults, the first {survey.first_fault}")
+        typer.echo(f"faults   {counted(survey.faulty, 'row')} with faults, the first {survey.first_fault}")
     typer.echo(
         f"\nwrote {output}:\n{text}\nnext: podtune check {output}, podtune inspect {output}, then podtune run {output}"
     )

@@ -26,18 +26,19 @@ def _mapping(values: dict[str, Any], indent: str) -> list[str]:
             for item in cast(list[Any], value):
                 lines += _item(item, indent + "  ")
         else:
-            lines.append(f"{indent}{as_yaml(key)}: {_scalar(value)}")
+            lines.append(f"{indent}{as_yaml(key)}: {scalar_as_yaml(value)}")
     return lines
 
 
 def _item(value: Any, indent: str) -> list[str]:
     if not isinstance(value, dict):
-        return [f"{indent}- {_scalar(value)}"]
+        return [f"{indent}- {scalar_as_yaml(value)}"]
     first, *rest = _mapping(cast(dict[str, Any], value), indent + "  ")
     return [f"{indent}- {first.lstrip()}", *rest]
 
 
-def _scalar(value: Any) -> str:
+def scalar_as_yaml(value: Any) -> str:
+    """A text, number, truth value, nothing, or an empty mapping or list, as YAML reads it back."""
     if isinstance(value, str):
         return as_yaml(value)
     if isinstance(value, dict | list | tuple):

@@ -83,7 +83,7 @@ class Checkpoints:
             if missing := set(holding) - notes.keys():
                 raise ValueError(f"its notes lack {', '.join(sorted(missing))}")
         except Exception as error:  # whatever orbax makes of a file that is not as it wrote it
-            raise self._damaged(step, error) from error
+            raise self._unreadable(step, error) from error
         return notes
 
     def restore(self, step: int, like: TrainState) -> TrainState:
@@ -94,7 +94,7 @@ class Checkpoints:
             there = self._manager.item_metadata(step)["state"]
             held = {name: tuple(array.shape) for name, array in dict(there).items()}
         except Exception as error:
-            raise self._damaged(step, error) from error
+            raise self._unreadable(step, error) from error
         wanted = {name: tuple(array.shape) for name, array in flat.items()}
         if held != wanted:
             name = next(name for name in (*wanted, *held) if held.get(name) != wanted.get(name))
@@ -104,8 +104,10 @@ class Checkpoints:
             )
         try:
             found: Any = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(flat)))
+        except (jax.errors.JaxRuntimeError, MemoryError):
+            raise  # the device or the host gave out, and the checkpoint is as good as it was
         except Exception as error:
-            raise self._damaged(step, error) from error
+            raise self._unreadable(step, error) from error
         return jax.tree.unflatten(jax.tree.structure(like), [found.state[name] for name in flat])
 
     def save(self, step: int, state: TrainState, notes: Notes, *, eval_loss: float | None = None) -> bool:
@@ -145,11 +147,11 @@ class Checkpoints:
         except Exception:
             logging.getLogger(__name__).warning("closing the checkpoints of %s failed", self.folder, exc_info=True)
 
-    def _damaged(self, step: int, error: Exception) -> RunFailure:
+    def _unreadable(self, step: int, error: Exception) -> RunFailure:
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return RunFailure(
-            f"the checkpoint {self.folder / str(step)} cannot be restored ({said}). Delete it to go on from the one "
-            "before, or start anew with --fresh."
+            f"the checkpoint {self.folder / str(step)} cannot be restored ({said}). Run again if it could not be "
+            "reached. If it is damaged, delete it to go on from the one before, or start anew with --fresh."
         )
 
     def _failure(self, error: Exception, step: int | None) -> RunFailure:

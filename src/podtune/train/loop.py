@@ -324,7 +324,7 @@ class _Training:
 
     def _save(self, state: TrainState, step: int, *, eval_loss: float | None = None) -> None:
         self.saved_when, self.standing.saved_at = time.monotonic(), step
-        decided = dict(zip(DECIDED, (step, self.names, self.geometry.batch_rows), strict=True))
+        decided = {"step": step, "identity": self.names, "batch_rows": self.geometry.batch_rows}
         notes = {**decided, **self.standing.notes()}
         if self.checkpoints.save(step, state, notes, eval_loss=eval_loss):
             self._say("checkpoint", step, f"step {step}: saving a checkpoint")

@@ -7,13 +7,14 @@ prepared, as the run does it. Devices, mesh and memory are not looked at: they a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
 
-from podtune.config.errors import PodtuneError, UserError
+from podtune.config.errors import PodtuneError
 from podtune.config.rows import Data, Source
 from podtune.config.schema import Run
 from podtune.config.wording import counted
@@ -56,11 +57,10 @@ def _address_faults(work: Work) -> Iterator[str]:
     from podtune.hub.sources import check_source, perhaps_a_path
 
     source, template = work.run.model.source, work.run.model.chat_template
-    try:
-        check_source(source)
+    faults = _faults_in(lambda: check_source(source))
+    yield from faults
+    if not faults:
         work.say(f"model: {source} is fetched when the run starts; it was not looked at.{perhaps_a_path(source)}")
-    except UserError as error:
-        yield str(error)
     if template is not None and not Path(template).expanduser().is_file():
         yield f"model.chat_template: there is no file {template}"
 
@@ -75,19 +75,10 @@ def _model_faults(work: Work) -> Iterator[str]:
     except (PodtuneError, OSError) as error:
         yield str(error) if str(error).startswith("model") else f"model: {error}"
         return
-    try:
-        beginning.row_tokens(work)
-    except UserError as error:
-        yield str(error)
-    try:
-        if (lora := work.run.method.lora) is not None:
-            attach(work.model.describe(), lora, aliases=work.model.aliases())
-    except UserError as error:
-        yield str(error)
-    try:
-        training.check_prompts(work)
-    except UserError as error:
-        yield str(error)
+    yield from _faults_in(lambda: beginning.row_tokens(work))
+    if (lora := work.run.method.lora) is not None:
+        yield from _faults_in(lambda: attach(work.model.describe(), lora, aliases=work.model.aliases()))
+    yield from _faults_in(lambda: training.check_prompts(work))
 
 
 def _sources(data: Data) -> list[tuple[str, Source]]:
@@ -102,12 +93,10 @@ def _form_faults(work: Work, rows: int | None) -> Iterator[str]:
 
     for use, source in _sources(work.run.data):
         if is_address(source.path):
-            try:
-                check_source(source)
-            except UserError as error:
-                yield str(error)
-                continue
-            work.say(f"data: {source.path} is fetched when the run starts; it was not looked at")
+            faults = _faults_in(partial(check_source, source))
+            yield from faults
+            if not faults:
+                work.say(f"data: {source.path} is fetched when the run starts; it was not looked at")
         else:
             yield from _source_faults(work, source, use=use, limit=rows)
     work.say("data: whether rows can be tokenised and have something to train on was not looked at")
@@ -155,28 +144,30 @@ def _row_faults(work: Work) -> Iterator[str]:
     from podtune.train.job import check_validation
     from podtune.workflow.beginning import prepare_data
 
-    try:
-        prepare_data(work)
-        check_validation(work.run, work.prepared.validation)
-    except PodtuneError as error:
-        yield str(error)
+    faults = _faults_in(lambda: prepare_data(work))
+    yield from faults or _faults_in(lambda: check_validation(work.run, work.prepared.validation))
 
 
 def _output_faults(work: Work, *, prepared: bool) -> Iterator[str]:
     """prepared: model and data are open, and can be compared with those of the run that is there."""
     output = work.run.output.path
     if is_address(output):
-        try:
-            check_store(output)
-        except UserError as error:
-            yield str(error)
-            return
-        work.say(f"output: {output} was not looked at")
+        faults = _faults_in(lambda: check_store(output))
+        yield from faults
+        if not faults:
+            work.say(f"output: {output} was not looked at")
         return
+    faults = _faults_in(lambda: check_usable(work.run))
+    yield from faults
+    if prepared and not faults and has_begun(Path(output)):
+        work.output = open_output(Path(output))
+        yield from _faults_in(lambda: identity.refuse_changes(work, identity.fingerprints(work)))
+
+
+def _faults_in(look: Callable[[], object]) -> list[str]:
+    """What is refused when looking, if anything is."""
     try:
-        check_usable(work.run)
-        if prepared and has_begun(Path(output)):
-            work.output = open_output(Path(output))
-            identity.refuse_changes(work, identity.fingerprints(work))
+        look()
     except PodtuneError as error:
-        yield str(error)
+        return [str(error)]
+    return []

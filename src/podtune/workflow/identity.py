@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,7 @@ def check_finished(work: Work) -> str:
         beginning.open_model(work)
         now = {"model": work.files.fingerprint, "tokenizer": work.tokenizer.fingerprint, "data": _data(work)}
     except PodtuneError as error:
-        if before != work.run.model.source:
+        if os.path.abspath(before) != os.path.abspath(work.run.model.source):  # kept in full, whatever it is here
             raise
         return f"\nwarning: whether model and data are still those of this run cannot be told: {error}"
     refuse_changes(work, now)

@@ -12,6 +12,7 @@ from rich.console import Console
 from podtune.config.sameness import changes
 from podtune.config.schema import Run
 from podtune.config.wording import counted
+from podtune.config.writing import scalar_as_yaml
 from podtune.parallel.distributed import Processes, start_processes
 from podtune.workflow import beginning, finishing, identity, training
 from podtune.workflow.output import OutputFolder, claimed
@@ -54,12 +55,8 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
     with claimed(run, fresh=fresh, first=processes.index == 0) as output:
         if _is_finished(output, processes):
             note = identity.check_finished(Work(run, Console(quiet=True), output)) if output.writes else ""
-            console.print(
-                finished_message(output) + _export_note(output, run) + note,
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            said = finished_message(output) + _export_note(output, run) + note
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
             return output
         work = Work(run, console, output)
         try:
@@ -102,12 +99,8 @@ def _export_note(output: OutputFolder, run: Run) -> str:
     if not output.writes:
         return ""
     before, now = (one.model_dump(mode="json")["export"] for one in (output.load_run(), run))
-    asked = [f"export.{change.key}={change.now}" for change in changes(before, now)]
-    return (
-        f"\nIts export was made otherwise. To make it so: podtune export {output.path} {' '.join(asked)}"
-        if asked
-        else ""
-    )
+    asked = "".join(f" export.{change.key}={scalar_as_yaml(change.now)}" for change in changes(before, now))
+    return f"\nIts export was made otherwise. To make it so: podtune export {output.path}{asked}" if asked else ""
 
 
 def _farewell(output: OutputFolder, *, exported: bool) -> str:
