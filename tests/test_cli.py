@@ -131,6 +131,8 @@ UNKNOWN_ROLE = '{"messages": [{"role": "oracle", "content": "q"}, {"role": "assi
         (CHAT, ("method.lora.targets=[nowhere]",), "nowhere"),
         (CHAT, ("data.max_length=100000",), "data.max_length=100,000 is more than the model's context"),
         (CHAT, ("output=occupied",), "output: occupied already holds something else"),
+        (CHAT, ("train.batch_tokens=256", "data.max_length=64", "train.accumulate=3"), "does not divide over"),
+        (CHAT, ("train.batch_tokens=192", "data.max_length=64", "mesh.fsdp=2"), "does not divide over 2 data shards"),
     ],
 )
 def test_check_finds_what_the_run_would_refuse_behind_the_form_of_the_rows(run_file, rows, settings, said):
@@ -205,6 +207,14 @@ def test_version_and_mistyped_commands():
     assert mistyped.returncode == 2
     assert "Did you mean 'check'?" in mistyped.stderr
     assert podtune("check").returncode == 2
+
+
+def test_a_setting_given_as_an_option_is_told_as_it_is_written():
+    given = podtune("run", "run.yaml", "--learning-rate", "1e-4")
+    assert given.returncode == 2
+    assert "Settings have no dashes: train.learning_rate=…" in given.stderr
+    assert "Settings" not in podtune("run", "run.yaml", "--nothing-known").stderr
+    assert "Settings" not in podtune("chat", "run.yaml", "--steps").stderr
 
 
 @pytest.mark.parametrize(

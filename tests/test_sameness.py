@@ -7,7 +7,7 @@ def test_changes_are_named_by_their_whole_key_within_mappings_and_lists_of_them(
     before = {"a": 1, "b": {"c": 2, "d": [{"e": 3}, {"e": 4}]}, "f": [1, 2], "gone": None}
     now = {"a": 1, "b": {"c": 5, "d": [{"e": 3}, {"e": 6}]}, "f": [1], "new": 7}
     assert [str(change) for change in changes(before, now)] == [
-        "b.c: 2 -> 5", "b.d.1.e: 4 -> 6", "f: [1, 2] -> [1]", "new: None -> 7",
+        "b.c: 2 -> 5", "b.d.1.e: 4 -> 6", "f: [1, 2] -> [1]", "new: none -> 7",
     ]  # fmt: skip
 
 

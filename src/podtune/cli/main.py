@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from podtune import __version__
+from podtune.cli.arguments import HintingCommand
 from podtune.config.errors import ConfigError, PodtuneError
 
 OUTSIDE_FAULTS = {
@@ -116,7 +117,9 @@ def build_app(called: str | None) -> typer.Typer:
 
     for name, command in COMMANDS.items():
         function = with_exit_statuses(load(command.place)) if name == called else summary
-        app.command(name, short_help=command.help, help=None if name == called else command.help)(function)
+        app.command(name, cls=HintingCommand, short_help=command.help, help=None if name == called else command.help)(
+            function
+        )
     return app
 
 

@@ -89,6 +89,19 @@ def _expand(node: Node, subject: type[Subject] | None) -> None:
     }
 
 
+def keys_named(name: str, block: type[Subject] = Run, under: str = "") -> list[str]:
+    """The keys in full whose last part is `name`: train.steps for steps."""
+    found: list[str] = []
+    for part, field in block.model_fields.items():
+        key = f"{under}.{part}" if under else part
+        inner = subject_in(field.annotation)
+        if part == name:
+            found.append(key)
+        if inner is not None and not holds_list(field.annotation):
+            found += keys_named(name, inner, key)
+    return found
+
+
 def subject_in(annotation: Any) -> type[Subject] | None:
     """The block that a field's type holds, itself or in a list, if any."""
     if isinstance(annotation, type) and issubclass(annotation, Subject):

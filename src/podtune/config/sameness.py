@@ -1,8 +1,11 @@
 """Which settings of two runs differ, and which of them may when a run is gone on with. Used for the output folder and
 for the checkpoints in it."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
+
+from podtune.config.writing import scalar_as_yaml
 
 # Where results go, what is shown and exported, and the devices: the weights do not depend on them, but for rounding
 # and for how often early stopping looks.
@@ -26,7 +29,12 @@ class Change(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.before!r} -> {self.now!r}"
+        return f"{self.key}: {_shown(self.before)} -> {_shown(self.now)}"
+
+
+def _shown(value: Any) -> str:
+    """A setting as a run file writes it."""
+    return json.dumps(value) if isinstance(value, dict | list) else "none" if value is None else scalar_as_yaml(value)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], under: str = "") -> Iterator[Change]:

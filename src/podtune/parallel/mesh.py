@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from podtune.config.errors import UserError
 from podtune.config.schema import Mesh as MeshSettings
@@ -52,6 +52,13 @@ def build_mesh(
             f"choose divisors of {count}: {_divisors(count)}."
         )
     return jax.make_mesh((data, fsdp, request.tensor), AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
+
+
+def stated_mesh(request: MeshSettings) -> AbstractMesh:
+    """The mesh as far as the run file states it, before there are devices. An axis that is auto may turn out larger,
+    so what does not divide here will not divide then."""
+    sizes = [1 if size == "auto" else size for size in (request.data, request.fsdp, request.tensor)]
+    return AbstractMesh(tuple(sizes), AXES)
 
 
 def on_cpu(mesh: Mesh) -> bool:

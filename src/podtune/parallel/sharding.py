@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-def data_shards(mesh: Mesh) -> int:
+def data_shards(mesh: Mesh | AbstractMesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from podtune.config.errors import UserError
 from podtune.config.training import USUAL_STEPS, Train
 from podtune.config.wording import counted
+from podtune.parallel.mesh import on_cpu
 from podtune.parallel.sharding import data_shards
 
 # "auto" wants about this many steps from the data, so that small sets still get enough updates, and no larger batch.
 _FEW_STEPS = 30
 _LARGEST_AUTO_BATCH_TOKENS = 65_536
 # Tokens one device takes at a time: activations of a few thousand fit beside small models.
-_MICRO_TOKENS = {"cpu": 2_048}
+_MICRO_TOKENS_ON_CPU = 2_048
 _MICRO_TOKENS_ON_ACCELERATORS = 8_192
 
 
@@ -66,9 +67,10 @@ class Geometry:
 
 
 def plan_geometry(
-    train: Train, *, rows: int, row_tokens: int, mesh: jax.sharding.Mesh, batch_rows: int | None = None
+    train: Train, *, rows: int, row_tokens: int, mesh: Mesh | AbstractMesh, batch_rows: int | None = None
 ) -> Geometry:
     """The geometry of a run over `rows` packed rows. batch_rows: decided before, by the run that is resumed.
+    mesh: one of sizes alone is that of an accelerator.
 
     Raises UserError when what was asked does not divide.
     """
@@ -82,11 +84,11 @@ def plan_geometry(
         )
     steps_per_epoch = -(-rows // batch_rows)
     total = train.steps or max(1, math.ceil((train.epochs or 1.0) * rows / batch_rows - 1e-9))
-    accumulate = _accumulate(train, batch_rows, row_tokens, shards, mesh.devices.flat[0].platform)
+    accumulate = _accumulate(train, batch_rows, row_tokens, shards, cpu=isinstance(mesh, Mesh) and on_cpu(mesh))
     return Geometry(batch_rows, row_tokens, accumulate, shards, steps_per_epoch, total)
 
 
-def _batch_rows(train: Train, rows: int, row_tokens: int, mesh: jax.sharding.Mesh) -> int:
+def _batch_rows(train: Train, rows: int, row_tokens: int, mesh: Mesh | AbstractMesh) -> int:
     shards = data_shards(mesh)
     if train.batch_tokens == "auto":
         passes = (train.epochs or 1.0) if train.steps is None else 1.0
@@ -104,10 +106,10 @@ def _batch_rows(train: Train, rows: int, row_tokens: int, mesh: jax.sharding.Mes
     return batch_rows
 
 
-def _accumulate(train: Train, batch_rows: int, row_tokens: int, shards: int, platform: str) -> int:
+def _accumulate(train: Train, batch_rows: int, row_tokens: int, shards: int, *, cpu: bool) -> int:
     rows_here = batch_rows // shards
     if train.accumulate == "auto":
-        fitting = max(1, _MICRO_TOKENS.get(platform, _MICRO_TOKENS_ON_ACCELERATORS) // row_tokens)
+        fitting = max(1, (_MICRO_TOKENS_ON_CPU if cpu else _MICRO_TOKENS_ON_ACCELERATORS) // row_tokens)
         return next(ways for ways in range(1, rows_here + 1) if rows_here % ways == 0 and rows_here // ways <= fitting)
     if rows_here % train.accumulate:
         group = shards * train.accumulate
