@@ -12,6 +12,7 @@ from export_cases import adapted_model, base_weights, our_logits, some_tokens, t
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.export.peft import adapter_config, load_adapter, serving_warnings, write_adapter
+from podtune.serve.loading import load_for_serving
 from podtune.weights.adapters import attach, merge
 from podtune.weights.leaves import LoRA, is_weight
 
@@ -124,6 +125,23 @@ def test_adapters_of_another_kind_are_refused_by_name(change, words, tmp_path):
         load_adapter(model, weights, tmp_path / "adapter")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "holds a list"),
+        ("[" * 100_000, "cannot be read"),
+        ('{"peft_type": "LORA", "lora_alpha": 8}', "r=None"),
+        ('{"peft_type": "LORA", "r": 4, "lora_alpha": "8"}', "lora_alpha='8'"),
+        ('{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": 3}', "base_model_name_or_path=3"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_wherever_an_adapter_is_opened(text, words, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"adapter_config\.json: {words}"):
+        load_for_serving(str(tmp_path))
+
+
 def test_the_adapter_of_another_model_is_refused(tmp_path):
     settings = LoRASettings(rank=4, targets=("q_proj",))
     model, weights = adapted_model("llama", settings)
@@ -134,7 +152,8 @@ def test_the_adapter_of_another_model_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_text_model_inside_a_multimodal_gemma_gets_its_adapter_and_the_tower_none(tmp_path):
+@pytest.mark.parametrize("targets", ["all-linear", ("embedding", "layers.attention.q"), ("embedding",)])
+def test_the_text_model_inside_a_multimodal_gemma_gets_its_adapter_and_the_tower_none(targets, tmp_path):
     import tiny_models as tiny
     import torch
     from peft import PeftModel
@@ -148,7 +167,7 @@ def test_the_text_model_inside_a_multimodal_gemma_gets_its_adapter_and_the_tower
     text = {key: value for key, value in text.items() if key not in ("model_type", "sliding_window_pattern")}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    settings = LoRASettings(rank=4)
+    settings = LoRASettings(rank=4, targets=targets)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
@@ -166,6 +185,8 @@ def test_the_text_model_inside_a_multimodal_gemma_gets_its_adapter_and_the_tower
         base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
         tokens = torch.as_tensor(TOKENS, dtype=torch.long)
         before = base(tokens).logits.numpy()
+        warnings.filterwarnings("error", message=".*missing.*keys.*")
+        warnings.filterwarnings("error", message=".*unexpected.*")
         adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
         after = adapted(tokens).logits.numpy()
     assert np.abs(after - our_logits(model, weights, TOKENS)).max() < 1e-4

@@ -93,6 +93,15 @@ def test_an_adapter_that_no_server_takes_is_said(tmp_path):
     assert rehearsed.bytes > 4 * 112 * 32  # the merged model is counted: it will be written
 
 
+@pytest.mark.parametrize("named", [["k_proj"], r".*\.k_proj"])
+def test_an_adapter_that_peft_would_drop_a_part_of_is_found(named, tmp_path, monkeypatch):
+    settings = LoRASettings(rank=4, targets=("k_proj", "q_proj"))
+    model, weights = adapted_model("llama", settings)
+    monkeypatch.setattr("podtune.export.peft._target_modules", lambda *_: named)
+    with pytest.raises(RunFailure, match=r"leave out model\.layers\.0\.self_attn\.q_proj"):
+        a_rehearsal(tmp_path, model, weights, adapter=settings)
+
+
 def test_the_check_after_export_sees_a_changed_tensor_and_a_missing_file(tmp_path):
     model, weights = adapted_model("llama", SETTINGS)
     write_model(tmp_path / "model", model, weights, tiny_tokenizer(), dtype="float32")

@@ -7,8 +7,7 @@ module lora_A (rank, in) and lora_B (out, rank), of an embedding lora_embedding_
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
+from podtune.export.adapter_config import CONFIG_FILE, read_adapter_config
 from podtune.export.folders import new_folder, write_json
 from podtune.families.family import LAYER, Model
 from podtune.families.saving import SavedTensor
@@ -32,7 +32,9 @@ from podtune.weights.leaves import LoRA, is_weight
 from podtune.weights.param import Param, is_param
 from podtune.weights.tree import map_named, named_leaves
 
-WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # that PEFT puts before the name of a module
+_HEAD = "lm_head"
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -131,12 +133,17 @@ def adapter_tensors(model: Model, weights: Any) -> Iterator[SavedTensor]:
                 yield SavedTensor(name, TensorInfo(shape, _FLOAT32), partial(_read, array, layer, shape, place))
 
 
+def adapter_modules(names: Iterable[str]) -> list[str]:
+    """The modules of the base model that tensors of these names are for, each once."""
+    return list(dict.fromkeys(name.removeprefix(_PREFIX).partition(".lora_")[0] for name in names))
+
+
 def load_adapter(model: Model, weights: Any, folder: Path) -> Any:
     """The weights with the PEFT adapter of that folder beside them.
 
     Raises UserError when it is an adapter of another kind or of another model, naming what does not fit.
     """
-    config = _read_config(folder)
+    config = read_adapter_config(folder)
     store = SafetensorsStore(folder, only=WEIGHTS_FILE)
     held = store.names()
     params: dict[str, Param] = named_leaves(model.describe(), is_leaf=is_param)
@@ -148,7 +155,7 @@ def load_adapter(model: Model, weights: Any, folder: Path) -> Any:
             f"{next(iter(held), 'nothing')}). It is the adapter of another model."
         )
     settings = LoRASettings(
-        rank=int(config["r"]),
+        rank=config["r"],
         alpha=float(config["lora_alpha"]),
         rslora=config.get("use_rslora", False),
         targets=targets,
@@ -199,13 +206,13 @@ def adapted_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _places(model: Model, weight: str, param: Param) -> list[_Place]:
-    module = f"base_model.model.{_module(model, weight)}"
+    module = f"{_PREFIX}{_module(model, weight)}"
     if param.kind != "lookup":
         return [_Place(f"{module}.lora_A.weight", "a", True), _Place(f"{module}.lora_B.weight", "b", True)]
     places = [_Place(f"{module}.lora_embedding_A", "a", True), _Place(f"{module}.lora_embedding_B", "b", True)]
     if model.config.tied:
         # The head multiplies by the transpose of the embedding, so the halves change places.
-        head = "base_model.model.lm_head"
+        head = f"{_PREFIX}{_HEAD}"
         places += [_Place(f"{head}.lora_A.weight", "b", False), _Place(f"{head}.lora_B.weight", "a", False)]
     return places
 
@@ -219,13 +226,15 @@ def _module(model: Model, weight: str) -> str:
 
 
 def _target_modules(model: Model, weights: Any) -> list[str] | str:
-    names = {_module(model, weight).rsplit(".", 1)[-1] for weight in adapted_leaves(weights)}
+    modules = {_module(model, weight) for weight in adapted_leaves(weights)}
     if "embedding" in adapted_leaves(weights) and model.config.tied:
-        names.add("lm_head")
-    if model.family.text_config is not None:
-        # A pattern, for the towers beside the text model have modules of the same names.
-        return rf".*language_model\..*\.({'|'.join(sorted(names))})"
-    return sorted(names)
+        modules.add(_HEAD)
+    if model.family.text_config is None:
+        return sorted({module.rsplit(".", 1)[-1] for module in modules})
+    # A pattern, for the towers beside the text model have modules of the same names. The head lies beside it too.
+    inside = sorted({module.rsplit(".", 1)[-1] for module in modules - {_HEAD}})
+    patterns = [rf".*language_model\.(.*\.)?({'|'.join(inside)})"] if inside else []
+    return f"({'|'.join([*patterns, *({_HEAD} & modules)])})"
 
 
 def _flat_shape(shape: tuple[int, ...], place: _Place) -> tuple[int, int]:
@@ -253,23 +262,3 @@ def _put(value: np.ndarray, described: Param, base: jax.Array) -> jax.Array:
     if isinstance(base.sharding, NamedSharding) and isinstance(base.sharding.mesh, Mesh):
         return jax.device_put(value, sharding_for(base.sharding.mesh, described.axes, described.shape))
     return jax.device_put(value, base.sharding)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}).") from error
-    refused = {
-        "peft_type": config.get("peft_type") != "LORA",
-        "use_dora": bool(config.get("use_dora")),
-        "bias": config.get("bias", "none") != "none",
-        "rank_pattern": bool(config.get("rank_pattern")),
-        "alpha_pattern": bool(config.get("alpha_pattern")),
-        "modules_to_save": bool(config.get("modules_to_save")),
-    }
-    for key, is_refused in refused.items():
-        if is_refused:
-            raise UserError(f"{path}: {key}={config.get(key)!r} is not supported; podtune reads plain LoRA adapters.")
-    return config

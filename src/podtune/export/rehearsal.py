@@ -19,8 +19,9 @@ from jax.typing import DTypeLike
 from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.config.wording import readable_bytes
+from podtune.export.adapter_config import modules_without_adapter, read_adapter_config
 from podtune.export.huggingface import write_tensors
-from podtune.export.peft import WEIGHTS_FILE, adapter_config, adapter_tensors, serving_warnings, write_adapter
+from podtune.export.peft import WEIGHTS_FILE, adapter_modules, adapter_tensors, serving_warnings, write_adapter
 from podtune.families import model_from_config, model_from_files
 from podtune.families.family import Model
 from podtune.families.loading import plan_loading
@@ -82,7 +83,6 @@ def rehearse(
             if adapter is not None:
                 write_adapter(scratch / "adapter", model, weights, adapter, None, base=base)
                 _check_adapter(scratch / "adapter", model, weights)
-                adapter_config(model, weights, adapter, base=base)
     return Rehearsed(total, len(every), warnings)
 
 
@@ -198,6 +198,12 @@ def _check_small_files(folder: Path, model: Model, tokenizer: Tokenizer) -> None
 
 
 def _check_adapter(folder: Path, model: Model, weights: Any) -> None:
+    names = [tensor.name for tensor in adapter_tensors(model, weights)]
+    if lost := modules_without_adapter(read_adapter_config(folder), adapter_modules(names)):
+        raise RunFailure(
+            f"the adapter would not load whole in PEFT: target_modules of its configuration leave out "
+            f"{', '.join(lost[:3])}. This is a fault of podtune: take them out of method.lora.targets, and report it."
+        )
     store = SafetensorsStore(folder, only=WEIGHTS_FILE)
     for tensor in adapter_tensors(model, weights):
         if not np.array_equal(store.read(tensor.name), tensor.read()):

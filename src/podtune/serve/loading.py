@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from podtune.config.errors import UserError
-from podtune.export.peft import CONFIG_FILE, load_adapter
+from podtune.export.adapter_config import CONFIG_FILE, read_adapter_config
+from podtune.export.peft import load_adapter
 from podtune.families import Model, model_from_files
 from podtune.families.loading import load_weights
 from podtune.hub.sources import ModelFiles, resolve_model
@@ -62,7 +62,7 @@ def _from_output(folder: Path, *, mesh: Mesh | None, cache: Path | None, say: Sa
 
 
 def _from_adapter(folder: Path, *, mesh: Mesh | None, cache: Path | None, say: Say | None) -> Loaded:
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = read_adapter_config(folder)
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not base:
         raise UserError(f"{folder / CONFIG_FILE}: base_model_name_or_path is empty. Write the base model's name there.")
