@@ -366,3 +366,21 @@ def test_a_batch_that_is_less_than_a_row_is_said(tmp_path):
         "train.batch_tokens=32 is less than a row of 64 tokens: a step takes whole rows. Shorten them with "
         "data.max_length for smaller steps."
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("hub://owner/name@abc", ("owner/name", "abc")),
+        ("owner/name", ("owner/name", None)),
+        ("gs://bucket/a@b", ("gs://bucket/a@b", None)),
+        ("./here@2", (f"{os.getcwd()}/here@2", None)),
+    ],
+)
+def test_an_adapter_names_its_base_as_peft_takes_it(source, named, tmp_path, monkeypatch):
+    from podtune.workflow.beginning import base_name
+
+    monkeypatch.setattr("podtune.hub.sources.check_address", lambda _: None)  # gs:// needs a package
+    run = a_run(tmp_path)
+    run = run.model_copy(update={"model": run.model.model_copy(update={"source": source})})
+    assert base_name(Work(run, a_console(), OutputFolder(tmp_path / "out"))) == named

@@ -143,11 +143,14 @@ def export_dtype(work: Work) -> str:
 
 def base_name(work: Work) -> tuple[str, str | None]:
     """(what an adapter's base_model_name_or_path says, its revision)."""
+    from podtune.hub.addresses import is_remote
+    from podtune.hub.sources import check_source
+
     source = work.run.model.source
-    if work.files.gguf is not None or Path(source).expanduser().exists():
-        return str(Path(source).expanduser().resolve()), None
-    name, _, revision = source.partition("@")
-    return name, revision or None
+    hub_id = check_source(source)
+    if hub_id is not None:
+        return hub_id
+    return (source if is_remote(source) else str(Path(source).expanduser().resolve())), None
 
 
 def parameters(model: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from podtune import __version__
 from podtune.config.loading import dump_run
 from podtune.config.wording import counted
+from podtune.hub.addresses import is_address
 from podtune.workflow.beginning import base_name, export_dtype
 from podtune.workflow.summary import run_name
 from podtune.workflow.work import Work
@@ -40,7 +41,7 @@ def base_licence(work: Work) -> str | None:
 def _front_matter(work: Work, place: Place) -> str:
     name = base_name(work)[0]
     lines = ["---"]
-    if not Path(name).is_absolute():
+    if not Path(name).is_absolute() and not is_address(name):  # the Hub takes no other names there
         lines.append(f"base_model: {json.dumps(name)}")
     lines.append(f"library_name: {'peft' if place == 'adapter' else 'transformers'}")
     lines.append("pipeline_tag: text-generation")
