@@ -18,7 +18,7 @@ def seen() -> Standing:
     standing.best.see(1.5, 4)
     standing.best.see(1.7, 8)
     standing.loss, standing.eval_loss, standing.first_eval_loss = float("nan"), 1.7, 2.5
-    standing.evaluated_at, standing.skipped = 8, 1
+    standing.evaluated_at, standing.skipped, standing.seconds = 8, 1, 90.5
     return standing
 
 
@@ -40,4 +40,5 @@ def test_going_back_keeps_what_was_learnt_of_bad_steps_and_forgets_what_was_eval
     saved = as_saved(a_standing())
     standing.go_back(saved)
     assert (standing.bad.passed_over, standing.bad.rollbacks, standing.skipped) == ({3, 7}, 2, 1)
+    assert standing.seconds == 90.5  # the time is spent, whatever came of it
     assert (standing.best.loss, standing.eval_loss, standing.evaluated_at) == (None, None, None)

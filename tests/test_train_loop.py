@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -267,3 +269,24 @@ def test_metrics_of_every_step_are_plain_json_and_tensorboard_events(tmp_path):
             "skipped", "epoch", "seconds_left"} <= set(steps[0])  # fmt: skip
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 3, 6]
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize("ending", ["Ctrl-C", "killed"])
+def test_the_seconds_of_a_run_are_those_of_all_its_processes(ending, tmp_path, monkeypatch):
+    passed = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + passed[0], monotonic=time.monotonic)
+    monkeypatch.setattr("podtune.train.loop.time", clock)
+
+    def ends():
+        if ending == "Ctrl-C":
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            raise MemoryError  # as a kill: nothing more is saved
+
+    settings = {"validation": Rows(3, seed=1), "eval": {"every": 2}}
+    ended = pytest.raises((Interrupted, MemoryError))
+    with at_step(1, lambda: passed.append(passed.pop() + 1000)), at_step(5, ends), ended:
+        run_in(tmp_path, **settings)
+    result = run_in(tmp_path, **settings)
+    assert result.steps == 6
+    assert 1000 < result.seconds < 1900

@@ -148,6 +148,13 @@ def test_train_then_export_gives_what_run_gives(finished, tmp_path):
     assert open_output(output.path).state == "finished"
 
 
+def test_what_training_wrote_is_published_before_the_export_begins(tmp_path, monkeypatch):
+    published = []
+    monkeypatch.setattr(OutputFolder, "publish", lambda self, *, whole: published.append((self.state, whole)))
+    run_workflow(a_run(tmp_path, eval={"samples": 0, "every": None}), a_console())
+    assert published == [("started", False), ("trained", False), ("finished", True)]
+
+
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(finished, tmp_path, monkeypatch):
     folder, whole, _ = finished
     run = a_run(folder, output=str(tmp_path / "out"))

@@ -65,8 +65,8 @@ class TrainResult:
     """weights: the whole tree as trained, averaged where an average is kept; the best step's where that is exported.
 
     steps: done in all, earlier runs included; weights_step: the step that `weights` are from; skipped: steps whose
-    update was left out; peak_learning_rate: as used, grown with the batch where that was asked; stopped: why it ended
-    before its last step, if it did.
+    update was left out; seconds: spent on all of them, earlier runs included; peak_learning_rate: as used, grown with
+    the batch where that was asked; stopped: why it ended before its last step, if it did.
     """
 
     weights: Any

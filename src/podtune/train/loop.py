@@ -97,14 +97,16 @@ class _Training:
         self.pace = Pace(job.mesh, geometry, token_cost(job.description, job.run.method.name))
         self.log: MetricsLog | None = None
         self.saved_when = time.monotonic()
+        self.began = time.perf_counter()  # as if no other process had trained a part, and none had paused in between
         self.interrupted = False
         self.stopped: str | None = None
 
     def run(self, notes: dict[str, Any] | None) -> TrainResult:
         """From the newest checkpoint, or the beginning, to the end."""
-        started = time.perf_counter()
+        started = self.began = time.perf_counter()
         with StopSignals() as signals, self.display:
             state, first = self._start(notes)
+            self.began -= self.standing.seconds
             evaluated = self.standing.evaluated_at == first
             if jax.process_index() == 0:
                 self.log = MetricsLog(local_folder(self.job.output), after_step=first, evaluated=evaluated)
@@ -129,8 +131,8 @@ class _Training:
             finally:
                 if self.log is not None:
                     self.log.close()
-            seconds = time.perf_counter() - started
-            self._say("end", done, f"Trained {counted(done - first, 'step')} in {clock(seconds)}.")
+            seconds, now = time.perf_counter() - self.began, time.perf_counter() - started
+            self._say("end", done, f"Trained {counted(done - first, 'step')} in {clock(now)}.")
         if self.hooks.on_samples is not None:
             self.hooks.on_samples(weights, weights_step, "after")
         return TrainResult(
@@ -324,6 +326,7 @@ class _Training:
 
     def _save(self, state: TrainState, step: int, *, eval_loss: float | None = None) -> None:
         self.saved_when, self.standing.saved_at = time.monotonic(), step
+        self.standing.seconds = time.perf_counter() - self.began
         decided = {"step": step, "identity": self.names, "batch_rows": self.geometry.batch_rows}
         notes = {**decided, **self.standing.notes()}
         if self.checkpoints.save(step, state, notes, eval_loss=eval_loss):

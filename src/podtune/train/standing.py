@@ -10,14 +10,14 @@ from typing import Any
 from podtune.train.evaluation import Best
 from podtune.train.recovery import BadSteps
 
-NOTED = ("passed_over", "rollbacks", "best", "losses", "evaluated_at", "skipped")
+NOTED = ("passed_over", "rollbacks", "best", "losses", "evaluated_at", "skipped", "seconds")
 
 
 @dataclass
 class Standing:
     """loss: of the last step; eval_loss, first_eval_loss: on the held-out rows, last and before the first step;
     evaluated_at, saved_at: the steps (how many were done) of the last evaluation and the last checkpoint; skipped:
-    steps whose update was left out."""
+    steps whose update was left out; seconds: spent in training up to the last checkpoint, by earlier processes too."""
 
     bad: BadSteps
     best: Best
@@ -27,6 +27,7 @@ class Standing:
     evaluated_at: int | None = None
     saved_at: int = -1
     skipped: int = 0
+    seconds: float = 0.0
 
     def notes(self) -> dict[str, Any]:
         """As JSON, for a checkpoint."""
@@ -41,17 +42,18 @@ class Standing:
             },
             "evaluated_at": self.evaluated_at,
             "skipped": self.skipped,
+            "seconds": round(self.seconds, 3),
         }
 
     def resume(self, notes: Mapping[str, Any]) -> None:
         """As it was when the checkpoint was saved."""
         self.bad.passed_over |= set(notes["passed_over"])
         self.bad.rollbacks = notes["rollbacks"]
-        self.skipped = notes["skipped"]
+        self.skipped, self.seconds = notes["skipped"], notes["seconds"]
         self.go_back(notes)
 
     def go_back(self, notes: Mapping[str, Any]) -> None:
-        """As it was, but for what has been seen of bad steps since: they are counted, and passed over from now on."""
+        """As it was, but for the time since, and the bad steps seen: they are counted, and passed over from now on."""
         losses = notes["losses"]
         self.loss, self.eval_loss, self.first_eval_loss = losses["loss"], losses["eval"], losses["first_eval"]
         self.best.restore(notes["best"])

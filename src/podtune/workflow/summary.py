@@ -73,7 +73,7 @@ def _figures(
         figures.append(
             ("Trained", number(model["trained_parameters"]), f"{share:.2%} of {number(model['parameters'])}")
         )
-    if results.get("seconds"):  # none where an earlier process trained, and died before it could say how long
+    if results.get("seconds"):
         figures.append(("Training time", clock(results["seconds"]), counted(results["steps"], "step")))
     speeds = [row["tokens_per_second"] for row in metrics if isinstance(row.get("tokens_per_second"), int | float)]
     if speeds:

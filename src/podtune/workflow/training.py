@@ -51,6 +51,7 @@ def train_model(work: Work) -> None:
         )
     work.weights = work.result.weights
     work.output.reach("trained", results=results_record(work))
+    work.output.publish(whole=False)
 
 
 def check_steps(work: Work) -> None:
@@ -155,6 +156,6 @@ def results_record(work: Work) -> dict[str, Any]:
         "skipped_steps": result.skipped,
         "peak_learning_rate": result.peak_learning_rate,
         "stopped": result.stopped,
-        "seconds": round(result.seconds + (work.output.record.get("results") or {}).get("seconds", 0.0), 2),
+        "seconds": round(result.seconds, 2),
         "first_step_seconds": finite(result.first_step_seconds),
     }
