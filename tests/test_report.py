@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from podtune.workflow.charts import Series, line_chart, number, smoothed, ticks
 from podtune.workflow.report import Chart, Report, SampleRow, curves, render
+from podtune.workflow.samples import Prompt, read_samples, record_answers
 
 EVIL = "</style></script><script>alert('x')</script>\"'&<img src=http://x>"
 VOID = {"meta", "line", "br", "img", "circle", "polyline"}
@@ -163,3 +164,19 @@ def test_the_curves_of_a_run():
     ]
     assert [series.points for series in charts[0].series][-1] == [(0.0, 3.0), (2.0, 2.0)]
     assert curves([]) == []
+
+
+def test_questions_that_look_the_same_are_shown_each_with_its_own_answers(tmp_path):
+    """Two chats may end in the same question, and a prompt of the user's may be that question too."""
+    prompts = [Prompt([1], "So?", "yes"), Prompt([2], "So?", "yes"), Prompt([3], "So?"), Prompt([4], "Why?")]
+    for moment, step in (("before", 0), ("after", 4)):
+        answers = [f"{moment} {number}" for number in range(4)]
+        record_answers(tmp_path / "samples.jsonl", prompts, answers, moment=moment, step=step)
+    rows = read_samples(tmp_path / "samples.jsonl")
+    assert [(row.prompt, row.expected) for row in rows] == [
+        ("So?", "yes"),
+        ("So?", "yes"),
+        ("So?", None),
+        ("Why?", None),
+    ]
+    assert [row.answers for row in rows] == [{"before": f"before {n}", "after": f"after {n}"} for n in range(4)]

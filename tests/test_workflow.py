@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -10,10 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from export_cases import our_logits, some_tokens
-from train_cases import at_step
 from workflow_cases import a_console, a_run, one_device_shown, run_file, write_jsonl
 
-from podtune.config.errors import Interrupted, UserError
+from podtune.config.errors import UserError
 from podtune.config.loading import load_run
 from podtune.workflow.afterwards import evaluate_run, export_run
 from podtune.workflow.output import OutputFolder, check_usable, differences, open_output
@@ -175,21 +173,6 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(finished, tmp
         assert (output.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
-def test_the_export_of_an_interrupted_run_leaves_its_training_to_be_gone_on_with(tmp_path):
-    run = a_run(tmp_path)
-    with at_step(2, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):
-        run_workflow(run, a_console())
-    console = a_console()
-    (tmp_path / "chats.jsonl").rename(tmp_path / "gone.jsonl")  # the prepared data is there still
-    export_run(open_output(tmp_path / "out"), console)
-    assert "training is not finished" in console.export_text()
-    assert (tmp_path / "out/model/model.safetensors").exists()
-    (tmp_path / "gone.jsonl").rename(tmp_path / "chats.jsonl")
-    output = run_workflow(run, a_console())
-    assert output.record["results"]["steps"] == 4
-    assert output.state == "finished"
-
-
 def test_the_run_file_that_the_output_keeps_is_the_same_run_from_anywhere(tmp_path, monkeypatch):
     content = json.loads(run_file(tmp_path).read_text())
     content |= {
@@ -213,21 +196,6 @@ def test_the_run_file_that_the_output_keeps_is_the_same_run_from_anywhere(tmp_pa
     console = a_console()
     run_workflow(load_run("run.yaml"), console)  # its model is named as before, though kept in full
     assert "cannot be told" in console.export_text()
-
-
-def test_another_export_of_a_finished_run_is_said_to_be_asked_for_and_made(tmp_path):
-    run_workflow(a_run(tmp_path), a_console())
-    console = a_console()
-    other = a_run(tmp_path, export={"dtype": "float16", "adapter": True})
-    run_workflow(other, console)
-    (told,) = [line for line in console.export_text().splitlines() if "podtune export" in line]
-    overrides = told.partition(f"podtune export {tmp_path / 'out'} ")[2].split()  # as it is told, so it is taken
-    assert sorted(overrides) == ["export.adapter=true", "export.dtype=float16"]
-    export_run(open_output(tmp_path / "out"), a_console(), overrides=overrides)
-    assert open_output(tmp_path / "out").record["exported"]["model"]["dtype"] == "float16"
-    console = a_console()
-    run_workflow(other, console)
-    assert "made otherwise" not in console.export_text()
 
 
 def test_full_training_of_a_model_without_a_chat_template(tmp_path):

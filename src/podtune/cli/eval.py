@@ -1,5 +1,6 @@
 """`podtune eval`: loss, perplexity and answers on the held-out rows."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,9 @@ def evaluate(
     ],
     overrides: Overrides = None,
     quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and all else on stderr.")
+    ] = False,
 ) -> None:
     """Evaluate what a run has trained, or, where it has not trained yet, the model it starts from."""
     from podtune.config.loading import load_run
@@ -31,4 +35,6 @@ def evaluate(
     from podtune.workflow.afterwards import evaluate_run
     from podtune.workflow.console import make_console
 
-    evaluate_run(run, make_console(quiet=quiet))
+    found = evaluate_run(run, make_console(quiet=quiet, stderr=as_json))
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))

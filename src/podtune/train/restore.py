@@ -12,15 +12,25 @@ from podtune.config.errors import UserError
 from podtune.config.schema import Run
 from podtune.train.checkpoint import Checkpoints, check_same_weights
 from podtune.train.optimizers import make_optimizer
+from podtune.train.standing import NOTED
 from podtune.train.state import abstract_state, divide_weights, state_shardings, whole_weights, with_shardings
 
 
 class Restored(NamedTuple):
-    """weights: with what was trained in its place; step: when; identity: of the run that saved them."""
+    """weights: with what was trained in its place; notes: of the checkpoint they are from; latest: of the newest."""
 
     weights: Any
-    step: int
-    identity: Mapping[str, str]
+    notes: Mapping[str, Any]
+    latest: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.notes["step"])
+
+    @property
+    def eval_loss(self) -> float | None:
+        """Of these weights on the held-out rows; None where they were saved without having been evaluated."""
+        return self.notes["losses"]["eval"] if self.notes["evaluated_at"] == self.step else None
 
 
 def restore_weights(
@@ -28,7 +38,8 @@ def restore_weights(
 ) -> Restored:
     """Takes the checkpoint that export.checkpoint names: the last, or the one with the lowest validation loss.
 
-    Raises UserError when it was trained from another model, with another tokenizer or by another method.
+    Raises UserError when there is none, or it was trained from another model, with another tokenizer or by another
+    method.
     """
     params, _ = divide_weights(description, run.method.name)
     _, frozen = divide_weights(weights, run.method.name)
@@ -40,14 +51,19 @@ def restore_weights(
         raise UserError(none)
     checkpoints = Checkpoints(run.output.path, keep=run.output.keep_checkpoints, keep_best=True, read_only=True)
     try:
-        best = checkpoints.best() if run.export.checkpoint == "best" else None
-        step = checkpoints.latest() if best is None else best
-        if step is None:
+        last = checkpoints.latest()
+        if last is None:
             raise UserError(none)
-        identity = checkpoints.notes(step, holding=("identity",))["identity"]
-        check_same_weights(identity, run, fingerprints)
+        step = checkpoints.best() if run.export.checkpoint == "best" else last
+        if step is None:
+            raise UserError(
+                f"export.checkpoint=best: no checkpoint of {run.output.path} holds a validation loss, so none is the "
+                "best. Take the last: export.checkpoint=last."
+            )
+        notes, latest = (checkpoints.notes(one, holding=("step", "identity", *NOTED)) for one in (step, last))
+        check_same_weights(notes["identity"], run, fingerprints)
         state = checkpoints.restore(step, with_shardings(abstract, state_shardings(mesh, abstract, params)))
     finally:
         checkpoints.close()
     trained = state.trainable if state.average is None else state.average
-    return Restored(whole_weights(trained, frozen), step, identity)
+    return Restored(whole_weights(trained, frozen), notes, latest)

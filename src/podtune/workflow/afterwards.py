@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from podtune.config.errors import UserError
 from podtune.config.schema import Run
+from podtune.train.job import check_validation
 from podtune.workflow import beginning, finishing, training
 from podtune.workflow.identity import fingerprints
 from podtune.workflow.output import OutputFolder, claimed, has_checkpoint, is_output_folder, open_output, refuse_remote
 from podtune.workflow.work import Work
+
+if TYPE_CHECKING:
+    from podtune.train.restore import Restored
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -28,11 +32,14 @@ def export_run(
     with claimed(run) as output:
         trained = output.has_reached("trained")
         work = Work(run, console, output)
+        work.timings |= output.record.get("timings", {})  # those of training stay in the report
+        work.warnings += output.record.get("warnings", [])
         beginning.open_model(work)
         open_data(work)
+        check_validation(run, work.prepared.validation)
         beginning.choose_devices(work)
         beginning.load_model(work)
-        restore(work)
+        training.say_again(work, restore(work))
         work.merged_too = run.export.merged or bool(_warnings(work))
         finishing.export_model(work)
         finishing.check_exported(work)
@@ -76,7 +83,10 @@ def convert_model(source: str, to: Path, console: Console, *, dtype: str | None 
 
 
 def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
-    """Held-out loss and perplexity, and answers to the run's prompts, of its checkpoint or of the untrained model."""
+    """Held-out loss and perplexity, and answers to the run's prompts, of its checkpoint or of the untrained model.
+
+    Returns them as JSON has them: step, loss, perplexity, tokens, and answers with prompt, answer and expected.
+    """
     from podtune.train.evaluation import evaluate
     from podtune.train.feed import loader_for
     from podtune.train.geometry import plan_geometry
@@ -98,7 +108,7 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
         raise UserError("data.validation: no rows are held out to evaluate on. Name some, or a fraction of the rows.")
     beginning.choose_devices(work)
     beginning.load_model(work)
-    step = restore(work) if trained else 0
+    step = restore(work).step if trained else 0
     geometry = plan_geometry(run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
     training.choose_samples(work)
     work.generator.weights = work.weights
@@ -115,7 +125,16 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
         work.say("")
     which = f"step {step} of {run.output.path}" if trained else f"{run.model.source}, untrained"
     work.say(f"{which}: held-out loss {seen.loss:.4f}, perplexity {seen.perplexity:.2f} on {seen.tokens:,} tokens")
-    return {"step": step, "loss": seen.loss, "perplexity": seen.perplexity, "tokens": seen.tokens}
+    return {
+        "step": step,
+        "loss": beginning.finite(seen.loss),
+        "perplexity": beginning.finite(seen.perplexity),
+        "tokens": seen.tokens,
+        "answers": [
+            {"prompt": prompt.text, "answer": said, "expected": prompt.expected}
+            for prompt, said in zip(work.prompts, answers, strict=True)
+        ],
+    }
 
 
 def open_data(work: Work) -> None:
@@ -130,19 +149,19 @@ def open_data(work: Work) -> None:
         beginning.prepare_data(work)
 
 
-def restore(work: Work) -> int:
-    """Puts what the run has trained in the place of the fresh weights; returns the step it is from."""
+def restore(work: Work) -> Restored:
+    """Puts what the run has trained in the place of the fresh weights."""
     from podtune.train.restore import restore_weights
 
     now = fingerprints(work)
     restored = restore_weights(work.run, work.description, work.weights, mesh=work.mesh, fingerprints=now)
     work.weights = restored.weights
     work.say(f"weights of step {restored.step} of {work.output.path}")
-    if restored.identity.get("data") != now["data"]:
+    if restored.notes["identity"].get("data") != now["data"]:
         work.warn(
             "the data is not what these weights were trained on: its held-out rows may be among those trained on."
         )
-    return restored.step
+    return restored
 
 
 def _warnings(work: Work) -> tuple[str, ...]:

@@ -3,5 +3,6 @@
 from rich.console import Console
 
 
-def make_console(*, quiet: bool = False) -> Console:
-    return Console(quiet=quiet)
+def make_console(*, quiet: bool = False, stderr: bool = False) -> Console:
+    """stderr: where stdout holds what another program reads."""
+    return Console(quiet=quiet, stderr=stderr)

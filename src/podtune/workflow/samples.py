@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,13 +97,15 @@ def record_answers(path: Path, prompts: Sequence[Prompt], answers: Sequence[str]
 
 
 def read_samples(path: Path) -> list[SampleRow]:
-    """samples.jsonl by prompt, each with its answers in the order of the steps."""
-    prompts: dict[str, dict[str, str]] = {}
-    expected: dict[str, str | None] = {}
+    """samples.jsonl by prompt, each with its answers in the order of the steps. Of prompts that look the same (what is
+    shown of a chat is its last question) the first of a moment is the first of every other, and so on."""
+    found: dict[tuple[str, str | None, int], dict[str, str]] = {}
+    seen: Counter[tuple[str, str, str | None]] = Counter()
     for row in sorted(read_metrics(path), key=lambda row: (row["step"], row["moment"] == "after")):
-        prompts.setdefault(row["prompt"], {})[row["moment"]] = row["answer"]
-        expected[row["prompt"]] = row.get("expected")
-    return [SampleRow(prompt, answers, expected[prompt]) for prompt, answers in prompts.items()]
+        moment, prompt, expected = row["moment"], row["prompt"], row.get("expected")
+        found.setdefault((prompt, expected, seen[moment, prompt, expected]), {})[moment] = row["answer"]
+        seen[moment, prompt, expected] += 1
+    return [SampleRow(prompt, answers, expected) for (prompt, expected, _), answers in found.items()]
 
 
 def print_side_by_side(console: Console, samples: Sequence[SampleRow], losses: Mapping[str, Any]) -> None:

@@ -67,7 +67,8 @@ def _figures(
         was = f"was {before['perplexity']:,.2f} before" if before else ""
         figures.append(("Perplexity", f"{after['perplexity']:,.2f}", was))
     elif results.get("train_loss") is not None:
-        figures.append(("Training loss", f"{results['train_loss']:.3f}", "at the last step; nothing was held out"))
+        why = "these weights were not evaluated" if before else "nothing was held out"
+        figures.append(("Training loss", f"{results['train_loss']:.3f}", f"at the last step; {why}"))
     if model:
         share = model["trained_parameters"] / model["parameters"]
         figures.append(

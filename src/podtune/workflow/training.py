@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podtune.config.errors import RunFailure
 from podtune.train.evaluation import perplexity
 from podtune.train.job import Event, Hooks, Job, check_validation
+from podtune.train.metrics import read_metrics
 from podtune.train.program import chosen_dtype
 from podtune.workflow.beginning import finite, shown_console
 from podtune.workflow.identity import fingerprints
 from podtune.workflow.samples import answer_all, choose_prompts, own_prompts, record_answers
 from podtune.workflow.work import Work
+
+if TYPE_CHECKING:
+    from podtune.train.restore import Restored
 
 
 def train_model(work: Work) -> None:
@@ -73,6 +77,22 @@ def check_steps(work: Work) -> None:
 def answer_after(work: Work) -> None:
     """The same prompts, answered by the weights that are exported."""
     answer(work, work.weights, step=work.result.steps, moment="after")
+
+
+def say_again(work: Work, restored: Restored) -> None:
+    """Results and last answers of the weights that a checkpoint has given, where the record holds those of others."""
+    results = work.output.record.get("results") or {} if work.output.has_reached("trained") else {}
+    same = results.get("weights_step") == restored.step
+    if same and any(row["moment"] == "after" for row in read_metrics(work.output.samples)):
+        return
+    if not same:  # until both are there, those of no weights: an export that is killed in between does both again
+        work.output.update(results={**results, "weights_step": None})
+    choose_samples(work)
+    answer(work, work.weights, step=int(restored.latest["step"]), moment="after")
+    if not same:
+        known = restored_record(restored)
+        of_weights = {key: known[key] for key in ("weights_step", "before", "after")}
+        work.output.update(results={**known, **results, **of_weights})
 
 
 def choose_samples(work: Work) -> None:
@@ -144,18 +164,36 @@ def results_record(work: Work) -> dict[str, Any]:
     """Losses before and after, of the weights that are kept."""
     result = work.result
     kept_best = result.weights_step != result.steps
-    after = finite(result.best_eval_loss if kept_best else result.eval_loss)
-    before = finite(result.first_eval_loss)
     return {
         "steps": result.steps,
         "weights_step": result.weights_step,
         "total_steps": result.total_steps,
         "train_loss": finite(result.loss),
-        "before": None if before is None else {"loss": before, "perplexity": perplexity(before)},
-        "after": None if after is None else {"loss": after, "perplexity": perplexity(after)},
+        "before": _scored(result.first_eval_loss),
+        "after": _scored(result.best_eval_loss if kept_best else result.eval_loss),
         "skipped_steps": result.skipped,
         "peak_learning_rate": result.peak_learning_rate,
         "stopped": result.stopped,
         "seconds": round(result.seconds, 2),
         "first_step_seconds": finite(result.first_step_seconds),
     }
+
+
+def restored_record(restored: Restored) -> dict[str, Any]:
+    """What a checkpoint knows of a run whose training has not ended, of `results_record`."""
+    weights, latest = restored.notes, restored.latest
+    return {
+        "steps": int(latest["step"]),
+        "weights_step": restored.step,
+        "total_steps": int(latest["identity"]["total_steps"]),
+        "train_loss": latest["losses"]["loss"],
+        "before": _scored(weights["losses"]["first_eval"]),
+        "after": _scored(restored.eval_loss),
+        "skipped_steps": latest["skipped"],
+        "seconds": round(latest["seconds"], 2),
+    }
+
+
+def _scored(loss: float | None) -> dict[str, float] | None:
+    loss = finite(loss)
+    return None if loss is None else {"loss": loss, "perplexity": perplexity(loss)}
