@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tiny_models as tiny
+from param_trees import map_params
 
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.families.family import Model
@@ -19,7 +20,7 @@ from podtune.families.saving import hf_config, hf_tensors
 from podtune.hub.tokenizer import Tokenizer
 from podtune.weights.adapters import attach
 from podtune.weights.leaves import LoRA, is_weight
-from podtune.weights.param import Param, map_params
+from podtune.weights.param import Param
 
 SPECIALS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 VOCABULARY = 112

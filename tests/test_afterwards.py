@@ -14,7 +14,7 @@ from podtune.config.errors import Interrupted, UserError
 from podtune.config.loading import load_run
 from podtune.train.checkpoint import Checkpoints
 from podtune.train.metrics import read_metrics
-from podtune.workflow.afterwards import evaluate_run, export_run
+from podtune.workflow.afterwards import convert_model, evaluate_run, export_run
 from podtune.workflow.output import open_output
 from podtune.workflow.run import run_workflow
 from podtune.workflow.samples import read_samples
@@ -106,6 +106,21 @@ def test_the_best_of_a_run_that_held_nothing_out_is_refused_and_nothing_is_writt
     with pytest.raises(UserError, match=r"export\.checkpoint: best cannot be followed: no rows are held out"):
         export_run(open_output(output.path), a_console(), overrides=["export.checkpoint=best"])
     assert (output.path / "run.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(("quiet", "terminal"), [(False, False), (False, True), (True, False), (True, True)])
+def test_a_long_export_says_how_far_it_is_unless_it_is_to_be_quiet(quiet, terminal, wandering, tmp_path, monkeypatch):
+    monkeypatch.setattr("podtune.workflow.writing.SECONDS_BETWEEN_LINES", 0)
+    for export in (
+        lambda console: export_run(open_output(wandering.path), console),
+        lambda console: convert_model(str(wandering.model), tmp_path / "copy", console),
+    ):
+        console = a_console(terminal=terminal)
+        console.quiet = quiet
+        export(console)
+        said = console.file.getvalue()
+        assert ("writing " in said) == (not quiet)
+        assert quiet or terminal or " kB of " in said
 
 
 @pytest.mark.parametrize("quiet", [[], ["-q"]])

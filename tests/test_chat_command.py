@@ -11,6 +11,7 @@ from podtune.config.errors import Interrupted, UserError
 from podtune.serve.chat import Conversation, talk
 from podtune.serve.generate import Generator
 from podtune.serve.loading import load_for_serving
+from podtune.serve.prompts import chat_prompt
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,12 @@ def command(capsys, *arguments, status=0):
     return capsys.readouterr()
 
 
+def answer_of(generator, messages, *, max_new_tokens):
+    """The assistant's next turn in a chat, whole."""
+    prompt = chat_prompt(generator.tokenizer, messages)
+    return "".join(generator.pieces(prompt, max_new_tokens=max_new_tokens))
+
+
 def piped(conversation, text):
     out = io.StringIO()
     talk(conversation, source=io.StringIO(text), out=out)
@@ -44,22 +51,22 @@ def piped(conversation, text):
 
 def test_one_prompt_is_answered_and_nothing_else_is_on_stdout(folder, generator, capsys):
     said = command(capsys, folder, "--prompt", "Hi", "--max-new-tokens", 5)
-    assert said.out == generator.answer([{"role": "user", "content": "Hi"}], max_new_tokens=5) + "\n"
+    assert said.out == answer_of(generator, [{"role": "user", "content": "Hi"}], max_new_tokens=5) + "\n"
 
 
 def test_piped_lines_are_turns_of_one_conversation(conversation, generator):
-    first = generator.answer([{"role": "user", "content": "Hi"}], max_new_tokens=5)
+    first = answer_of(generator, [{"role": "user", "content": "Hi"}], max_new_tokens=5)
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": first}]
-    second = generator.answer([*turns, {"role": "user", "content": "So?"}], max_new_tokens=5)
-    alone = generator.answer([{"role": "user", "content": "So?"}], max_new_tokens=5)
+    second = answer_of(generator, [*turns, {"role": "user", "content": "So?"}], max_new_tokens=5)
+    alone = answer_of(generator, [{"role": "user", "content": "So?"}], max_new_tokens=5)
     assert second != alone
     assert piped(conversation, "Hi\n\nSo?") == f"{first}\n{second}\n"
     assert piped(conversation, "/reset\nSo?\n") == f"(forgotten)\n{alone}\n"
 
 
 def test_a_system_message_is_heard_and_begins_anew(conversation, generator):
-    expected = generator.answer(
-        [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}], max_new_tokens=5
+    expected = answer_of(
+        generator, [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}], max_new_tokens=5
     )
     assert piped(conversation, "Hi\n/system Be brief\nHi\n/quit\nnever read\n").splitlines()[1:] == [
         "(system: Be brief)",
@@ -156,4 +163,4 @@ def test_a_run_without_an_export_says_how_to_get_one(tmp_path, capsys):
 def test_lines_can_be_piped_into_the_command(folder, capsys, monkeypatch, generator):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
     said = command(capsys, folder, "--max-new-tokens", 5)
-    assert said.out == generator.answer([{"role": "user", "content": "Hi"}], max_new_tokens=5) + "\n"
+    assert said.out == answer_of(generator, [{"role": "user", "content": "Hi"}], max_new_tokens=5) + "\n"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from param_trees import map_params
 
 from podtune.config.schema import LoRA
 from podtune.layers import attention
@@ -14,7 +15,7 @@ from podtune.models.decoder import REMAT_POLICIES
 from podtune.parallel.sharding import batch_sharding, sharding_for
 from podtune.weights.adapters import attach
 from podtune.weights.leaves import is_weight
-from podtune.weights.param import is_param, map_params
+from podtune.weights.param import is_param
 from podtune.weights.tree import map_named
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 from export_cases import VOCABULARY, adapted_model, our_logits, some_tokens, tiny_tokenizer
+from param_trees import map_params
 
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.export.config_files import exported_config, exported_generation_config
@@ -24,7 +25,6 @@ from podtune.families.saving import hf_tensors
 from podtune.hub.sources import resolve_model
 from podtune.hub.tokenizer import load_tokenizer
 from podtune.serve.generate import Generator
-from podtune.weights.param import map_params
 
 TOKENS = some_tokens()
 SETTINGS = LoRASettings(rank=4, alpha=8)

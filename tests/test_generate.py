@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from param_trees import map_params
 
 from podtune.config.errors import UserError
 from podtune.config.schema import LoRA as LoRASettings
@@ -18,7 +19,6 @@ from podtune.serve.generate import Generator, bucket
 from podtune.serve.sampling import Sampling, next_token
 from podtune.serve.text_stream import TextStream
 from podtune.weights.adapters import attach
-from podtune.weights.param import map_params
 
 CONFIG = DecoderConfig(
     vocab=97,

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 from jax.ad_checkpoint import checkpoint_policies
+from param_trees import map_params
 
 from podtune.config.schema import LoRA
 from podtune.weights.adapters import adapter_mask, attach, join, split
 from podtune.weights.keeping import PRODUCT, keepable
-from podtune.weights.param import initialise, map_params
+from podtune.weights.param import initialise
 
 ROWS, LENGTH = 2, 128
 

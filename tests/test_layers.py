@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from param_trees import map_params
 
 from podtune.layers.feedforward import ACTIVATIONS, describe_feedforward, feedforward
 from podtune.layers.norms import rms_norm
 from podtune.layers.positions import ROPES, Rope, attention_factor, positions_in_segments, rotate, rotation
-from podtune.weights.param import initialise, map_params
+from podtune.weights.param import initialise
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 

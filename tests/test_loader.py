@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_cases import write_tfrecord
 
 from podtune.config.errors import UserError
 from podtune.data.loader import Batch, Loader, shuffled
 from podtune.data.packing import assemble_row
 from podtune.data.prepared import PreparedSplit, encode_row, shard_name
-from podtune.data.records import write_tfrecord
 
 ROW_TOKENS = 6
 

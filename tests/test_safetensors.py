@@ -57,10 +57,10 @@ def test_what_is_written_is_read_back(tmp_path, max_shard_bytes):
 
 
 def test_the_library_reads_what_we_write(tmp_path):
-    write(tmp_path / "model", metadata={"step": "3"})
+    write(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     with safe_open(path, framework="pt") as file:
-        assert file.metadata() == {"format": "pt", "step": "3"}
+        assert file.metadata() == {"format": "pt"}
         assert set(file.keys()) == set(TENSORS)
         for name, array in TENSORS.items():
             np.testing.assert_array_equal(file.get_tensor(name).double().numpy(), as_float(array))

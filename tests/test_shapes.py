@@ -149,9 +149,9 @@ def test_keys_within_messages_may_have_other_names():
 def test_nulls_that_parquet_adds_to_structs_were_never_there(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from record_cases import read_records
 
     from podtune.config.rows import Source
-    from podtune.data.sources import read_records
 
     calls = [{**CALL, "function": {"name": "weather", "arguments": {"city": "Oslo"}}},
              {**CALL, "function": {"name": "time", "arguments": {"zone": "CET"}}}]  # fmt: skip

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from record_cases import read_records
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.data.example_codec import encode_example
 from podtune.data.records import frame_record
-from podtune.data.sources import FORMATS, list_files, read_records
+from podtune.data.sources import FORMATS, list_files
 
 ROWS = [
     {"text": 'Hello, "you"\nthere', "note": "a"},

@@ -15,12 +15,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from record_cases import read_records
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.data import read_json
 from podtune.data.rows import Refused
-from podtune.data.sources import list_files, read_file, read_records
+from podtune.data.sources import list_files, read_file
 
 GOOD = b'{"text": "fine"}\n'
 

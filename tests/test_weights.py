@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from param_trees import map_params
 
 from podtune.weights.leaves import LoRA, as_array, beside, is_weight, linear, linear_transposed, lookup, parameter_count
-from podtune.weights.param import Param, abstract, initialise, initialise_on, map_params, stack
+from podtune.weights.param import Param, abstract, initialise, initialise_on, stack
 from podtune.weights.tree import map_named, named_leaves, static, weight_dataclass
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from param_trees import map_params
 
 from podtune.families import Model, model_from_config
 from podtune.hub.tensors import TensorInfo
-from podtune.weights.param import Param, map_params
+from podtune.weights.param import Param
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 96,

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from param_trees import map_params
 
 from podtune.config.schema import Mesh, Run
 from podtune.data.packing import PackedRow
@@ -25,7 +26,7 @@ from podtune.train.job import Job
 from podtune.train.metrics import MetricsLog, read_metrics
 from podtune.train.program import make_program
 from podtune.weights.adapters import attach
-from podtune.weights.param import Param, map_params
+from podtune.weights.param import Param
 from podtune.weights.tree import named_leaves
 
 VOCAB, ROW_TOKENS = 97, 24

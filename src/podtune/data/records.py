@@ -7,7 +7,7 @@ all little-endian (tensorflow/core/lib/io/record_writer.h).
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
@@ -135,13 +135,3 @@ def read_tfrecord(path: str | Path) -> Iterator[dict[str, list[int] | list[float
     """The tf.train.Examples of a TFRecord file on this machine."""
     with open(path, "rb") as file:
         yield from read_examples_from(file, str(path))
-
-
-def write_tfrecord(path: Path, records: Iterable[bytes]) -> int:
-    """Writes records and their index; returns how many there were."""
-    count = 0
-    with RecordWriter(path) as writer:
-        for data in records:
-            writer.write(data)
-            count += 1
-    return count

@@ -77,15 +77,6 @@ def read_file(file: DataFile) -> Iterator[Record | Refused]:
     return FORMATS[file.format](file)
 
 
-def read_records(source: Source) -> Iterator[Record]:
-    """The records of all files of a source, in the order of list_files. Raises UserError at the first broken line."""
-    for file in list_files(source):
-        for record in read_file(file):
-            if isinstance(record, Refused):
-                raise UserError(str(record))
-            yield record
-
-
 def format_of(name: str) -> tuple[str, str] | None:
     """The format and the compression that a file name stands for; None when it stands for none that is read."""
     plain, compression = split_compression(_SHARD.sub("", name.lower()))

@@ -38,7 +38,6 @@ class StreamedWriter:
         folder: Path | str,
         plan: Mapping[str, TensorInfo],
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-        metadata: Mapping[str, str] | None = None,
     ):
         if not plan:
             raise ValueError("no tensors are planned")
@@ -54,8 +53,7 @@ class StreamedWriter:
         self._places: dict[str, _Place] = {}
         self._unwritten = set(self._plan)
         self.scratch = new_scratch_folder(self.folder)
-        # transformers refuses a file that does not say "format": "pt".
-        self._files = [self._start(number, {"format": "pt", **(metadata or {})}) for number in range(count)]
+        self._files = [self._start(number) for number in range(count)]
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Writes one planned tensor. Raises ValueError when it is not as planned or was written before."""
@@ -100,9 +98,10 @@ class StreamedWriter:
         else:
             self.discard()
 
-    def _start(self, number: int, metadata: Mapping[str, str]) -> BinaryIO:
+    def _start(self, number: int) -> BinaryIO:
         """Opens a shard at its full size with its header written."""
-        content: dict[str, object] = {"__metadata__": dict(metadata)}
+        # transformers refuses a file that does not say "format": "pt".
+        content: dict[str, object] = {"__metadata__": {"format": "pt"}}
         position = 0
         for name in self._shards[number]:
             info = self._plan[name]

@@ -8,7 +8,7 @@ cache length, whatever the sampling.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from jaxtyping import Array, Float, Int
 from podtune.config.errors import UserError
 from podtune.models.cache import KVCache
 from podtune.models.decoder import Decoder, DecoderConfig, cache_for, hidden, unembed
-from podtune.serve.prompts import chat_prompt
 from podtune.serve.sampling import Sampling, next_token
 from podtune.serve.text_stream import TextStream
 
@@ -93,10 +92,6 @@ class Generator:
                     answer += [] if token is None else [token]
         return [self.tokenizer.decode(answer) for answer in answers]
 
-    def text(self, prompt_ids: Sequence[int], *, max_new_tokens: int, sampling: Sampling | None = None) -> str:
-        """The whole answer."""
-        return "".join(self.pieces(prompt_ids, max_new_tokens=max_new_tokens, sampling=sampling))
-
     def pieces(
         self, prompt_ids: Sequence[int], *, max_new_tokens: int, sampling: Sampling | None = None
     ) -> Iterator[str]:
@@ -107,13 +102,6 @@ class Generator:
                 yield piece
         if piece := stream.end():
             yield piece
-
-    def answer(
-        self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 256, sampling: Sampling | None = None
-    ) -> str:
-        """The assistant's next turn in a chat."""
-        prompt = chat_prompt(self.tokenizer, messages)
-        return self.text(prompt, max_new_tokens=max_new_tokens, sampling=sampling)
 
     def check_room(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         """Raises UserError when the prompt and the answer do not fit into the model's context."""

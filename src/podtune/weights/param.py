@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from podtune.parallel.sharding import sharding_for
-from podtune.weights.tree import map_named
 
 Initialiser = Literal["normal", "zeros", "ones", "fan_in_uniform"]
 Kind = Literal["linear", "lookup", "head", "vector"]
@@ -78,11 +77,6 @@ def is_param(leaf: Any) -> bool:
 def stack(tree: Any, layers: int) -> Any:
     """A description of one layer, turned into that of `layers` of them."""
     return jax.tree.map(lambda param: param.stacked(layers), tree, is_leaf=is_param)
-
-
-def map_params(function: Callable[[str, Param], Any], description: Any) -> Any:
-    """The description with each Param replaced by `function(name, param)`."""
-    return map_named(function, description, is_leaf=is_param)
 
 
 def named_key(key: jax.Array, name: str) -> jax.Array:

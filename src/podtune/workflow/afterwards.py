@@ -15,6 +15,7 @@ from podtune.workflow import beginning, finishing, training
 from podtune.workflow.identity import fingerprints
 from podtune.workflow.output import OutputFolder, claimed, has_checkpoint, is_output_folder, open_output, refuse_remote
 from podtune.workflow.work import Work
+from podtune.workflow.writing import shown_writing
 
 if TYPE_CHECKING:
     from podtune.train.restore import Restored
@@ -71,14 +72,16 @@ def convert_model(source: str, to: Path, console: Console, *, dtype: str | None 
 
     loaded = load_for_serving(source, say=say)
     stated = loaded.files.config.get("dtype") or loaded.files.config.get("torch_dtype")
-    written = write_model(
-        to,
-        loaded.model,
-        loaded.weights,
-        loaded.tokenizer,
-        dtype=dtype or (stated if stated in DTYPES else "float32"),
-        generation_config=loaded.files.generation_config,
-    )
+    with shown_writing(console, to) as progress:
+        written = write_model(
+            to,
+            loaded.model,
+            loaded.weights,
+            loaded.tokenizer,
+            dtype=dtype or (stated if stated in DTYPES else "float32"),
+            generation_config=loaded.files.generation_config,
+            progress=progress,
+        )
     say(f"exported {to}: {written.tensors} tensors, {readable_bytes(written.bytes)}, {written.dtype}")
 
 

@@ -12,6 +12,7 @@ from podtune.workflow.report import render
 from podtune.workflow.samples import print_side_by_side, read_samples
 from podtune.workflow.summary import make_report
 from podtune.workflow.work import Work
+from podtune.workflow.writing import shown_writing
 
 
 def export_model(work: Work) -> None:
@@ -22,15 +23,17 @@ def export_model(work: Work) -> None:
     lora, run = work.run.method.lora, work.run
     exported: dict[str, object] = {}
     if work.merged_too:
-        written = write_model(
-            work.output.model,
-            work.model,
-            work.weights,
-            work.tokenizer,
-            dtype=export_dtype(work),
-            generation_config=work.files.generation_config,
-            extra_files={"README.md": model_card(work, "model")},
-        )
+        with shown_writing(work.console, work.output.model) as progress:
+            written = write_model(
+                work.output.model,
+                work.model,
+                work.weights,
+                work.tokenizer,
+                dtype=export_dtype(work),
+                generation_config=work.files.generation_config,
+                extra_files={"README.md": model_card(work, "model")},
+                progress=progress,
+            )
         exported["model"] = {
             "folder": "model",
             "tensors": written.tensors,

@@ -24,7 +24,7 @@ from podtune.train.output import local_folder
 from podtune.workflow.places import with_full_paths
 from podtune.workflow.remote_output import fetch, forget, listed, publish
 
-STATES = ("started", "trained", "evaluated", "exported", "finished")
+STATES = ("started", "trained", "exported", "finished")
 """How far a run has come, in order."""
 
 _STORES = ("gs", "s3")  # of the addresses that files can be copied to, those that orbax writes to
