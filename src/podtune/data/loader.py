@@ -56,8 +56,8 @@ class Loader:
         if split.rows < 1:
             raise UserError(f"the {split.name} split in {split.folder} has no rows")
         self.places = np.arange(batch_rows) if places is None else np.asarray(places, np.int64)
-        assert batch_rows > 0 and len(self.places) > 0, "a process holds rows of every batch"
-        assert np.all(np.diff(self.places) > 0) and 0 <= self.places[0] and self.places[-1] < batch_rows
+        assert np.array_equal(np.unique(self.places), self.places), "ascending, each once"
+        assert set(self.places) <= set(range(batch_rows)), "of the global batch"
         self.split = split
         self.batch_rows = batch_rows
         self.once = once

@@ -55,7 +55,11 @@ class Program:
 
     def weights(self, state: TrainState) -> Any:
         """The whole tree at this state, with the average of the trained weights where one is kept."""
-        return whole_weights(self.shown(state), self.frozen)
+        return self.with_trained(self.shown(state))
+
+    def with_trained(self, trained: dict[str, Array]) -> Any:
+        """The whole tree with these trained weights in it."""
+        return whole_weights(trained, self.frozen)
 
     def shown(self, state: TrainState) -> dict[str, Array]:
         """What is evaluated and exported: the average where one is kept, else the trained weights."""

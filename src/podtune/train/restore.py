@@ -27,6 +27,7 @@ def restore_weights(
     run: Run, description: Any, weights: Any, *, mesh: Mesh, fingerprints: Mapping[str, str]
 ) -> Restored:
     """Takes the checkpoint that export.checkpoint names: the last, or the one with the lowest validation loss.
+    weights: the frozen ones are taken from these; a description of them serves where none is frozen.
 
     Raises UserError when it was trained from another model, with another tokenizer or by another method.
     """
@@ -46,8 +47,7 @@ def restore_weights(
             raise UserError(none)
         identity = checkpoints.notes(step, holding=("identity",))["identity"]
         check_same_weights(identity, run, fingerprints)
-        state = checkpoints.restore(step, with_shardings(abstract, state_shardings(mesh, abstract, params)))
+        trained = checkpoints.restore_shown(step, with_shardings(abstract, state_shardings(mesh, abstract, params)))
     finally:
         checkpoints.close()
-    trained = state.trainable if state.average is None else state.average
     return Restored(whole_weights(trained, frozen), step, identity)
