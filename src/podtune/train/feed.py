@@ -58,7 +58,7 @@ def on_mesh(
     def placed(array: np.ndarray) -> jax.Array:
         shape = (rows, *array.shape[1:])
 
-        def of_device(index: tuple[slice, ...]) -> np.ndarray:
+        def of_device(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(rows)
             first = start if places is None else int(np.searchsorted(places, start))
             return array[first : first + stop - start]
