@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from train_worker import start_worker
 from podtune.config.errors import RunFailure, UserError
 from podtune.train.checkpoint import Checkpoints, check_identity, identity
 from podtune.train.loop import train
-from podtune.train.state import Guard, TrainState, with_shardings
+from podtune.train.state import Guard, TrainState, discard, with_shardings
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -103,6 +104,24 @@ def test_a_state_comes_back_as_it_was_even_when_its_arrays_are_donated_right_aft
     checkpoints.wait()
     got = checkpoints.restore(3, shape)
     assert jax.tree.all(jax.tree.map(lambda one, other: np.array_equal(one, other), got, wanted))
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_the_trained_weights_alone_come_back_without_room_for_moments(tmp_path, averaged):
+    checkpoints = Checkpoints(str(tmp_path), keep=1, keep_best=False)
+    state = state_of(3, size=1000)
+    if averaged:
+        state = dataclasses.replace(state, average={"layers.q": jnp.full((1000, 4), 7.0)})
+    shape = like(state)
+    checkpoints.save(3, state, {})
+    checkpoints.wait()
+    discard(state)
+    before = {id(array) for array in jax.live_arrays()}
+    got = checkpoints.restore_shown(3, shape)
+    held = sum(array.nbytes for array in jax.live_arrays() if id(array) not in before)
+    assert np.array_equal(got["layers.q"], np.full((1000, 4), 7.0 if averaged else 3.0))
+    assert held == got["layers.q"].nbytes
     checkpoints.close()
 
 

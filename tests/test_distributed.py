@@ -39,7 +39,7 @@ def start_pair(output, **settings):
 
 # Pitfall 19 (and 14: both stop at the same step, or neither does).
 def test_two_processes_train_as_one_does_and_when_one_is_killed_the_other_ends_with_a_reason(tmp_path):
-    pair = start_pair(tmp_path / "two", both={"steps": 6}, of_1={"kill_at": 4})
+    pair = start_pair(tmp_path / "two", both={"steps": 6, "apart": True}, of_1={"kill_at": 4})
     try:
         one = make_job(
             make_run(tmp_path / "one", train={"steps": 6, "schedule": {"name": "constant", "warmup": 0}}),

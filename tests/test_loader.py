@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_cases import write_tfrecord
 
-from podtune.config.errors import UserError
 from podtune.data.loader import Batch, Loader, shuffled
 from podtune.data.packing import assemble_row
 from podtune.data.prepared import PreparedSplit, encode_row, shard_name
@@ -113,7 +112,7 @@ def test_any_number_of_hosts_and_of_files_gives_the_same_global_batches(tmp_path
         reference = Loader(splits[0], seed=0, batch_rows=batch_rows).batch_at(3)
         for split in splits:
             parts = [
-                Loader(split, seed=0, batch_rows=batch_rows, process_index=host, process_count=hosts).batch_at(3)
+                Loader(split, seed=0, batch_rows=batch_rows, places=range(3 * host, 3 * host + 3)).batch_at(3)
                 for host in range(hosts)
             ]
             assert np.array_equal(np.concatenate([part.tokens for part in parts]), reference.tokens)
@@ -163,9 +162,11 @@ def test_one_pass_for_evaluation_sees_every_row_once_and_fills_up_with_padding(s
         loader.batch_at(3)
 
 
-def test_a_batch_that_does_not_divide_over_the_hosts_is_refused_with_one_that_does(split: PreparedSplit) -> None:
-    with pytest.raises(UserError, match=r"batch_rows=6 does not divide over 4 processes.*e\.g\. 8"):
-        Loader(split, seed=0, batch_rows=6, process_count=4)
+def test_a_host_whose_rows_lie_apart_loads_just_those(split: PreparedSplit) -> None:
+    whole = Loader(split, seed=0, batch_rows=8).batch_at(1)
+    mine = Loader(split, seed=0, batch_rows=8, places=[0, 1, 5, 7]).batch_at(1)
+    assert np.array_equal(mine.tokens, whole.tokens[[0, 1, 5, 7]])
+    assert np.array_equal(mine.weights, whole.weights[[0, 1, 5, 7]])
 
 
 HOST = """
@@ -175,7 +176,7 @@ from podtune.data.loader import Loader
 from podtune.data.prepared import PreparedSplit
 sizes = tuple(map(int, sys.argv[3].split(",")))
 split = PreparedSplit(Path(sys.argv[1]), "train", "f", sum(sizes), 6, sum(sizes), 0, 0, sizes)
-loader = Loader(split, seed=0, batch_rows=6, process_index=int(sys.argv[2]), process_count=2)
+loader = Loader(split, seed=0, batch_rows=6, places=range(3 * int(sys.argv[2]), 3 * int(sys.argv[2]) + 3))
 stream = loader.iterate()
 for step in range(2 * loader.steps_per_epoch):
     print(step, next(stream).tokens[:, 0].tolist())

@@ -8,7 +8,7 @@ from workflow_cases import a_console, a_run
 
 from podtune.serve.loading import mesh_for
 from podtune.weights.adapters import attach
-from podtune.workflow.beginning import held_bytes, parameters, trained_parameters
+from podtune.workflow.beginning import checkpoint_bytes, held_bytes, parameters, trained_parameters
 from podtune.workflow.output import OutputFolder
 from podtune.workflow.work import Work
 
@@ -26,6 +26,19 @@ def test_memory_is_counted_once_for_weights_gradients_moments_and_average(train,
     assert held_bytes(work) == pytest.approx(bytes_a_weight * parameters(model), rel=1e-3)
     work.mesh = tiny.mesh_of(1, 8, 1)  # split over devices that share one memory: what is not split is held by each
     assert bytes_a_weight <= held_bytes(work) / parameters(model) < 1.2 * bytes_a_weight
+
+
+@pytest.mark.parametrize(
+    ("train", "bytes_a_weight"), [({}, 12), ({"ema": 0.9}, 16), ({"optimizer": "sgd"}, 8), ({"optimizer": "lion"}, 8)]
+)
+def test_disk_for_checkpoints_is_counted_for_what_the_optimizer_keeps(train, bytes_a_weight, tmp_path):
+    model = tiny.tiny_model("llama")
+    run = a_run(tmp_path, method="full", train=train, output={"path": str(tmp_path / "out"), "keep_checkpoints": 3})
+    work = Work(run, a_console(), OutputFolder(tmp_path))
+    work.description = model.describe(dtype="float32")
+    assert checkpoint_bytes(work) == pytest.approx(5 * bytes_a_weight * parameters(model), rel=1e-3)
+    work.run = a_run(tmp_path, method="full", output="gs://bucket/run")
+    assert checkpoint_bytes(work) == 0  # they lie in the bucket
 
 
 def test_memory_of_a_frozen_model_is_that_of_its_own_dtype(tmp_path):

@@ -100,6 +100,11 @@ def test_a_device_gets_its_own_row_of_the_table_and_not_that_of_a_shorter_name(k
         assert peak_flops(SimpleNamespace(device_kind=name, platform="gpu")) == PEAK_FLOPS[kind]
 
 
+@pytest.mark.parametrize("name", ["NVIDIA L400", "NVIDIA L4X", "NVIDIA H1000", "TPU v50"])
+def test_a_device_whose_name_only_begins_alike_has_no_row(name):
+    assert math.isnan(peak_flops(SimpleNamespace(device_kind=name, platform="gpu")))
+
+
 def test_pace_counts_neither_the_first_step_nor_pauses():
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), devices=jax.devices()[:1])
     pace = Pace(mesh, Geometry(8, 24, 1, 1, 2, 10), token_cost(tiny_model().describe(), "full"))

@@ -119,6 +119,9 @@ def test_early_stopping_ends_after_its_patience_and_says_so(tmp_path):
     )
     assert (result.steps, result.total_steps) == (2, 6)
     assert result.stopped == "no better validation loss in 2 evaluations"
+    losses = logged(tmp_path, "eval_loss")
+    assert (result.best_step, result.best_eval_loss) == (2, losses[2])  # the lowest is the best, by however little
+    assert losses[2] < losses[0]
 
 
 IMPATIENT = {

@@ -154,7 +154,7 @@ class Steps:
     mesh: Any
 
     def batch(self, step: int) -> dict[str, jax.Array]:
-        return on_mesh(self.loader.batch_at(step), self.mesh)
+        return on_mesh(self.loader.batch_at(step), self.mesh, loader=self.loader)
 
     def take(self, batch: dict[str, jax.Array]) -> dict[str, Any]:
         self.state, measured = self.program.step(self.state, self.program.frozen, batch)

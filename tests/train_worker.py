@@ -1,7 +1,8 @@
 """A training process of its own, for tests that kill one. `python train_worker.py '{"output": …, …}'`
 
 Settings: output; steps; checkpoint_every; kill_at, interrupt_at (a step at which it kills or interrupts
-itself); batches (a file for the hashes of batches); process, processes, coordinator; fsdp.
+itself); batches (a file for the hashes of batches); process, processes, coordinator; fsdp; apart (the devices of
+the processes take turns in the mesh, as on a slice).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
         print(start_processes(environment, start_seconds=60, heartbeat_seconds=10), flush=True)
     jax.config.update("jax_disable_most_optimizations", True)
     fsdp = settings.get("fsdp")
-    mesh = build_mesh(Mesh(fsdp=fsdp, data=1)) if fsdp else build_mesh(Mesh(), jax.devices()[:1])
+    mesh = build_mesh(Mesh(fsdp=fsdp, data=1), in_order(settings)) if fsdp else build_mesh(Mesh(), jax.devices()[:1])
     train_settings = {
         "schedule": {"name": "constant", "warmup": 0},
         "steps": settings["steps"],
@@ -52,6 +53,12 @@ def main() -> None:
         if "interrupt_at" in settings:
             stack.enter_context(at_step(settings["interrupt_at"], lambda: os.kill(os.getpid(), signal.SIGTERM)))
         train(job)
+
+
+def in_order(settings: dict[str, Any]) -> list[Any]:
+    devices = jax.devices()
+    halves = devices[: len(devices) // 2], devices[len(devices) // 2 :]
+    return [device for pair in zip(*halves, strict=True) for device in pair] if settings.get("apart") else devices
 
 
 def die_at(step: int) -> None:

@@ -16,7 +16,7 @@ def main() -> None:
     from podtune.families import model_from_files
     from podtune.families.loading import load_weights
     from podtune.hub.sources import resolve_model
-    from podtune.parallel.mesh import build_mesh
+    from podtune.parallel.mesh import build_mesh, platform_of
     from podtune.train.cache import enable_compile_cache
     from podtune.train.geometry import plan_geometry
     from podtune.train.program import chosen_dtype, make_program
@@ -28,7 +28,9 @@ def main() -> None:
     model = model_from_files(files)
     mesh = build_mesh(run.mesh)
     assert run.method.lora is not None, "this measures a LoRA run"
-    description = attach(model.describe(dtype=chosen_dtype(run.train.compute_dtype, mesh)), run.method.lora)
+    description = attach(
+        model.describe(dtype=chosen_dtype(run.train.compute_dtype, platform_of(mesh))), run.method.lora
+    )
     weights = load_weights(model, description, files.tensors(), mesh, key=jax.random.key(run.seed))
     geometry = plan_geometry(run.train, rows=1000, row_tokens=int(row_tokens), mesh=mesh)
     program, trainable = make_program(run, model, description, weights=weights, mesh=mesh, geometry=geometry)

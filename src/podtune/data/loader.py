@@ -1,12 +1,12 @@
 """Batches for the training loop: batch s is a pure function of (seed, data fingerprint, s).
 
 Rows of one epoch come in an order that a keyed permutation gives directly, so any step is reached without replaying
-the ones before it. The global batch is decided first and hosts take equal parts of it, so neither the number of hosts
-nor the number of files changes what is trained on.
+the ones before it. The global batch is decided first and each host takes the places of it that its devices hold, so
+neither the number of hosts nor the number of files changes what is trained on.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,8 @@ class Batch:
 
 
 class Loader:
-    """Batches of a split. batch_rows counts the rows of the global batch, over all processes.
+    """Batches of a split. batch_rows counts the rows of the global batch, over all processes; places are those of them
+    that this process loads, ascending (all by default). On a slice they need not lie together.
 
     With once=True the rows come in stored order, one pass; what is missing in the last batch is padding. That is for
     evaluation. Otherwise rows are shuffled anew each epoch and batches go on over the end of an epoch without dropping
@@ -49,21 +50,16 @@ class Loader:
         *,
         seed: int,
         batch_rows: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        places: Sequence[int] | None = None,
         once: bool = False,
     ) -> None:
         if split.rows < 1:
             raise UserError(f"the {split.name} split in {split.folder} has no rows")
-        if batch_rows < 1 or batch_rows % process_count:
-            raise UserError(
-                f"batch_rows={batch_rows} does not divide over {process_count} processes. "
-                f"Use a multiple of {process_count}, e.g. {max(1, round(batch_rows / process_count)) * process_count}."
-            )
+        self.places = np.arange(batch_rows) if places is None else np.asarray(places, np.int64)
+        assert np.array_equal(np.unique(self.places), self.places), "ascending, each once"
+        assert set(self.places) <= set(range(batch_rows)), "of the global batch"
         self.split = split
         self.batch_rows = batch_rows
-        self.process_index = process_index
-        self.process_count = process_count
         self.once = once
         self._key = hashlib.blake2b(f"{seed}/{split.fingerprint}/{split.name}".encode(), digest_size=16).digest()
 
@@ -84,8 +80,7 @@ class Loader:
         """This host's rows of the batch of this step."""
         if step < 0 or (self.once and step >= self.steps_per_epoch):
             raise IndexError(f"step {step} of a loader with {self.steps_per_epoch} steps")
-        mine = self.batch_rows // self.process_count
-        rows = self.rows_at(step)[self.process_index * mine : (self.process_index + 1) * mine]
+        rows = self.rows_at(step)[self.places]
         return assemble_batch(
             [self.split.read(row) if row >= 0 else None for row in rows.tolist()], self.split.row_tokens
         )

@@ -61,9 +61,14 @@ def stated_mesh(request: MeshSettings) -> AbstractMesh:
     return AbstractMesh(tuple(sizes), AXES)
 
 
+def platform_of(mesh: Mesh) -> str:
+    """cpu, gpu or tpu."""
+    return mesh.devices.flat[0].platform
+
+
 def on_cpu(mesh: Mesh) -> bool:
     """Whether the devices of a mesh are CPUs, which share one memory and compute best in float32."""
-    return mesh.devices.flat[0].platform == "cpu"
+    return platform_of(mesh) == "cpu"
 
 
 def own_device(devices: Sequence[Any]) -> Any:

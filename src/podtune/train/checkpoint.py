@@ -51,7 +51,7 @@ class Checkpoints:
                     create=not read_only,
                     read_only=read_only,
                 ),
-                item_handlers={"state": ocp.StandardCheckpointHandler(), "notes": ocp.JsonCheckpointHandler()},
+                item_handlers={"state": ocp.PyTreeCheckpointHandler(), "notes": ocp.JsonCheckpointHandler()},
             )
         except OSError as error:
             raise UserError(f"output: {self.folder} cannot be used for checkpoints ({error}).") from error
@@ -89,26 +89,41 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state at that step, laid out as `like` (shapes with shardings), whatever mesh it was saved from."""
         flat = named_leaves(like)
+        found = self._read(step, flat, flat)
+        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in flat])
+
+    def restore_shown(self, step: int, like: TrainState) -> dict[str, jax.Array]:
+        """The trained weights at that step alone, their average where one is kept: no moments are read."""
+        part = "trainable" if like.average is None else "average"
+        names = {f"{part}.{name}": name for name in like.trainable}
+        found = self._read(step, named_leaves(like), names)
+        return {name: found[key] for key, name in names.items()}
+
+    def _read(self, step: int, flat: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Any]:
+        """The wanted arrays of a state whose arrays are `flat`, shapes with shardings by name."""
         # Compared first: orbax, told of a wrong shape, fails in the middle of reading.
         try:
             there = self._manager.item_metadata(step)["state"]
             held = {name: tuple(array.shape) for name, array in dict(there).items()}
         except Exception as error:
             raise self._unreadable(step, error) from error
-        wanted = {name: tuple(array.shape) for name, array in flat.items()}
-        if held != wanted:
-            name = next(name for name in (*wanted, *held) if held.get(name) != wanted.get(name))
+        shapes = {name: tuple(array.shape) for name, array in flat.items()}
+        if held != shapes:
+            name = next(name for name in (*shapes, *held) if held.get(name) != shapes.get(name))
             raise RunFailure(
                 f"the checkpoint {self.folder / str(step)} is of another model or optimizer: {name} is "
-                f"{held.get(name, 'not in it')}, and {wanted.get(name, 'not in')} in this run. Start anew with --fresh."
+                f"{held.get(name, 'not in it')}, and {shapes.get(name, 'not in')} in this run. Start anew with --fresh."
             )
+        asked = {name: array if name in wanted else ocp.PLACEHOLDER for name, array in flat.items()}
+        places = ocp.checkpoint_utils.construct_restore_args({name: flat[name] for name in wanted})
         try:
-            found: Any = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(flat)))
+            restoring = ocp.args.PyTreeRestore(asked, restore_args={**asked, **places})
+            found: Any = self._manager.restore(step, args=ocp.args.Composite(state=restoring))
         except (jax.errors.JaxRuntimeError, MemoryError):
             raise  # the device or the host gave out, and the checkpoint is as good as it was
         except Exception as error:
             raise self._unreadable(step, error) from error
-        return jax.tree.unflatten(jax.tree.structure(like), [found.state[name] for name in flat])
+        return dict(found.state)
 
     def save(self, step: int, state: TrainState, notes: Notes, *, eval_loss: float | None = None) -> bool:
         """Starts writing the state of that step; returns once it is copied off the devices. False: it is there
@@ -125,9 +140,7 @@ class Checkpoints:
         try:
             return self._manager.save(
                 step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(named_leaves(state)), notes=ocp.args.JsonSave(notes)
-                ),
+                args=ocp.args.Composite(state=ocp.args.PyTreeSave(named_leaves(state)), notes=ocp.args.JsonSave(notes)),
                 metrics=metrics,
                 force=True,
             )

@@ -40,7 +40,7 @@ def evaluate(
     """One pass over the loader's rows. Only two numbers per batch are kept, never logits."""
     sums: Any = None
     for step in range(loader.steps_per_epoch):
-        batch = on_mesh(loader.batch_at(step), mesh)
+        batch = on_mesh(loader.batch_at(step), mesh, loader=loader)
         loss, tokens = eval_step(trainable, frozen, {name: a for name, a in batch.items() if name != "requests"})
         sums = (loss, tokens) if sums is None else (sums[0] + loss, sums[1] + tokens)
     loss, tokens = (float(part) for part in jax.device_get(sums))
@@ -48,24 +48,35 @@ def evaluate(
 
 
 class Best:
-    """The lowest validation loss so far, and how long ago it was."""
+    """The lowest validation loss so far; and, for stopping early, how many evaluations ago there was one lower by
+    min_improvement than the last that was."""
 
     def __init__(self, *, min_improvement: float = 0.0) -> None:
         self._min_improvement = min_improvement
+        self._to_beat: float | None = None
         self.loss: float | None = None
         self.step: int | None = None
         self.evaluations_since = 0
 
     def see(self, loss: float, step: int) -> bool:
-        """Whether this loss is the best so far. A loss that is no number never is."""
-        if math.isfinite(loss) and (self.loss is None or loss < self.loss - self._min_improvement):
-            self.loss, self.step, self.evaluations_since = loss, step, 0
-            return True
-        self.evaluations_since += 1
-        return False
+        """Whether this loss is the lowest so far. A loss that is no number never is."""
+        lowest = math.isfinite(loss) and (self.loss is None or loss < self.loss)
+        if lowest:
+            self.loss, self.step = loss, step
+        if math.isfinite(loss) and (self._to_beat is None or loss < self._to_beat - self._min_improvement):
+            self._to_beat, self.evaluations_since = loss, 0
+        else:
+            self.evaluations_since += 1
+        return lowest
 
     def to_json(self) -> dict[str, Any]:
-        return {"loss": self.loss, "step": self.step, "evaluations_since": self.evaluations_since}
+        return {
+            "loss": self.loss,
+            "step": self.step,
+            "to_beat": self._to_beat,
+            "evaluations_since": self.evaluations_since,
+        }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        self.loss, self.step, self.evaluations_since = saved["loss"], saved["step"], saved["evaluations_since"]
+        self.loss, self.step, self._to_beat = saved["loss"], saved["step"], saved["to_beat"]
+        self.evaluations_since = saved["evaluations_since"]

@@ -21,7 +21,7 @@ class Feed:
     """Batches from `start_step` on, in order. `waited` sums the seconds spent waiting for data."""
 
     def __init__(self, loader: Loader, mesh: Mesh, *, start_step: int, passed_over: Set[int] = frozenset()) -> None:
-        self._mesh = mesh
+        self._mesh, self._loader = mesh, loader
         self._batches: Iterator[Batch] = loader.iterate(start_step)
         self._step = start_step
         self._passed_over = passed_over
@@ -34,7 +34,7 @@ class Feed:
         self.waited += time.perf_counter() - started
         trained = self._step not in self._passed_over
         self._step += 1
-        return on_mesh(batch, self._mesh, request=request, trained=trained)
+        return on_mesh(batch, self._mesh, loader=self._loader, request=request, trained=trained)
 
     def close(self) -> None:
         """Ends the loader's threads."""
@@ -43,29 +43,35 @@ class Feed:
             close()
 
 
-def on_mesh(batch: Batch, mesh: Mesh, *, request: int = NO_REQUEST, trained: bool = True) -> dict[str, jax.Array]:
-    """This process's rows as part of the global arrays."""
+def on_mesh(
+    batch: Batch, mesh: Mesh, *, loader: Loader | None = None, request: int = NO_REQUEST, trained: bool = True
+) -> dict[str, jax.Array]:
+    """This process's rows as part of the global arrays. loader: that it comes from, and that knows which rows of the
+    global batch these are; without one they are all of them."""
     sharding = batch_sharding(mesh)
     arrays: dict[str, np.ndarray] = dict(vars(batch))
     arrays["requests"] = np.full(len(batch.tokens), request, np.int32)
     if not trained:
         arrays["weights"] = np.zeros_like(batch.weights)
-    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in arrays.items()}
+    rows, places = (len(batch.tokens), None) if loader is None else (loader.batch_rows, loader.places)
+
+    def placed(array: np.ndarray) -> jax.Array:
+        shape = (rows, *array.shape[1:])
+
+        def of_device(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(rows)
+            first = start if places is None else int(np.searchsorted(places, start))
+            return array[first : first + stop - start]
+
+        return jax.make_array_from_callback(shape, sharding, of_device)
+
+    return {name: placed(array) for name, array in arrays.items()}
 
 
 def loader_for(split: Any, mesh: Mesh, *, seed: int, batch_rows: int, once: bool = False) -> Loader:
-    """A loader of the rows that this process's devices hold. Where processes share rows (a tensor axis over hosts),
-    each of them loads those rows."""
-    places = batch_sharding(mesh).addressable_devices_indices_map((batch_rows, 1))
-    ranges = [index[0].indices(batch_rows)[:2] for index in places.values() if index is not None]
-    first, last = min(start for start, _ in ranges), max(stop for _, stop in ranges)
-    mine = last - first
-    assert first % mine == 0, f"this process's rows {first} to {last} are no equal part of {batch_rows}"
-    return Loader(
-        split,
-        seed=seed,
-        batch_rows=batch_rows,
-        process_index=first // mine,
-        process_count=batch_rows // mine,
-        once=once,
-    )
+    """A loader of the rows that this process's devices hold: jax lays a mesh along the links between chips, so the rows
+    of a host may lie apart. Where processes share rows (a tensor axis over hosts), each of them loads those rows."""
+    held = batch_sharding(mesh).addressable_devices_indices_map((batch_rows, 1))
+    ranges = {index[0].indices(batch_rows) for index in held.values() if index is not None}
+    places = sorted({place for each in ranges for place in range(*each)})
+    return Loader(split, seed=seed, batch_rows=batch_rows, places=places, once=once)

@@ -11,8 +11,8 @@ from typing import Any
 from podtune.weights.param import Param, is_param
 from podtune.weights.tree import named_leaves
 
-# Dense bfloat16 peak of one device, FLOP/s, by the start of its device_kind; the longest that fits counts.
-# TPUs: the public TPU system-architecture pages. NVIDIA: data sheets, without sparsity.
+# Dense bfloat16 peak of one device, FLOP/s, by the whole words its device_kind starts with; the longest that fits
+# counts. TPUs: the public TPU system-architecture pages. NVIDIA: data sheets, without sparsity.
 PEAK_FLOPS: dict[str, float] = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
@@ -21,9 +21,16 @@ PEAK_FLOPS: dict[str, float] = {
     "TPU v6 lite": 918e12,
     "TPU v6e": 918e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
     "NVIDIA H100": 989e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
     "NVIDIA A100": 312e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
     "NVIDIA L4": 121e12,
+    "NVIDIA L40": 181e12,
     "NVIDIA L40S": 362e12,
 }
 
@@ -61,5 +68,5 @@ def token_cost(description: Any, method: str) -> TokenCost:
 
 def peak_flops(device: Any) -> float:
     """Of one device; nan where it is not known, as for every CPU."""
-    known = [kind for kind in PEAK_FLOPS if device.device_kind.startswith(kind)]
+    known = [kind for kind in PEAK_FLOPS if f"{device.device_kind} ".startswith(f"{kind} ")]
     return PEAK_FLOPS[max(known, key=len)] if known and device.platform != "cpu" else math.nan

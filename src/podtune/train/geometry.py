@@ -13,8 +13,8 @@ from podtune.config.wording import counted
 from podtune.parallel.mesh import on_cpu
 from podtune.parallel.sharding import data_shards
 
-# "auto" wants about this many steps from the data, so that small sets still get enough updates, and no larger batch.
-_FEW_STEPS = 30
+_FEW_STEPS = 30  # below these a model hardly learns
+# "auto" wants USUAL_STEPS of the data, so that small sets still get enough updates, and no larger batch than this.
 _LARGEST_AUTO_BATCH_TOKENS = 65_536
 # Tokens one device takes at a time: activations of a few thousand fit beside small models.
 _MICRO_TOKENS_ON_CPU = 2_048
@@ -88,6 +88,15 @@ def plan_geometry(
     return Geometry(batch_rows, row_tokens, accumulate, shards, steps_per_epoch, total)
 
 
+def evaluation_geometry(*, rows: int, row_tokens: int, mesh: Mesh) -> Geometry:
+    """One pass over `rows` packed rows, each device taking as many at a time as fit: what training asks for does not
+    bear on it."""
+    shards = data_shards(mesh)
+    at_a_time = shards * _fitting(row_tokens, cpu=on_cpu(mesh))
+    steps = -(-rows // at_a_time)
+    return Geometry(at_a_time, row_tokens, 1, shards, steps, steps)
+
+
 def _batch_rows(train: Train, rows: int, row_tokens: int, mesh: Mesh | AbstractMesh) -> int:
     shards = data_shards(mesh)
     if train.batch_tokens == "auto":
@@ -109,7 +118,7 @@ def _batch_rows(train: Train, rows: int, row_tokens: int, mesh: Mesh | AbstractM
 def _accumulate(train: Train, batch_rows: int, row_tokens: int, shards: int, *, cpu: bool) -> int:
     rows_here = batch_rows // shards
     if train.accumulate == "auto":
-        fitting = max(1, (_MICRO_TOKENS_ON_CPU if cpu else _MICRO_TOKENS_ON_ACCELERATORS) // row_tokens)
+        fitting = _fitting(row_tokens, cpu=cpu)
         return next(ways for ways in range(1, rows_here + 1) if rows_here % ways == 0 and rows_here // ways <= fitting)
     if rows_here % train.accumulate:
         group = shards * train.accumulate
@@ -119,3 +128,8 @@ def _accumulate(train: Train, batch_rows: int, row_tokens: int, shards: int, *, 
             f"Use a multiple of {group}, e.g. train.batch_tokens: {better * row_tokens} for {better} rows."
         )
     return train.accumulate
+
+
+def _fitting(row_tokens: int, *, cpu: bool) -> int:
+    """Rows that a device takes at a time."""
+    return max(1, (_MICRO_TOKENS_ON_CPU if cpu else _MICRO_TOKENS_ON_ACCELERATORS) // row_tokens)

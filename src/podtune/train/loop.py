@@ -31,7 +31,7 @@ from podtune.train.pace import Pace
 from podtune.train.program import make_program
 from podtune.train.recovery import BadSteps, StopSignals, device_failure
 from podtune.train.standing import NOTED, Standing
-from podtune.train.state import TrainState
+from podtune.train.state import TrainState, discard
 from podtune.train.step import OUTCOMES, TRAINED
 
 DECIDED = ("step", "identity", "batch_rows")
@@ -194,6 +194,7 @@ class _Training:
                 if behind is not None:
                     values = self._fetch(behind, feed)
                     if self._must_roll_back(behind.step, values):
+                        discard(state)  # there may be no room for two
                         state, step = self._roll_back(behind.step)
                         feed.close()
                         feed, behind = self._feed(step), None
@@ -349,7 +350,8 @@ class _Training:
         if best is None or best == done:
             return self.program.weights(state), done
         self._say("end", done, f"Taking the weights of step {best}, whose validation loss was the lowest.")
-        return self.program.weights(self.checkpoints.restore(best, self.program.restorable)), best
+        discard(state)  # it is saved, and there may be no room for both
+        return self.program.with_trained(self.checkpoints.restore_shown(best, self.program.restorable)), best
 
     def _say(self, kind: EventKind, step: int, text: str, values: dict[str, Any] | None = None) -> None:
         if kind != "checkpoint":

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from podtune.config.schema import Run
 from podtune.objectives import OBJECTIVES
 from podtune.objectives.language import LanguageSettings
-from podtune.parallel.mesh import on_cpu
+from podtune.parallel.mesh import on_cpu, platform_of
 from podtune.train.geometry import Geometry
 from podtune.train.optimizers import make_optimizer
 from podtune.train.schedules import make_schedule, scaled_peak
@@ -55,7 +55,11 @@ class Program:
 
     def weights(self, state: TrainState) -> Any:
         """The whole tree at this state, with the average of the trained weights where one is kept."""
-        return whole_weights(self.shown(state), self.frozen)
+        return self.with_trained(self.shown(state))
+
+    def with_trained(self, trained: dict[str, Array]) -> Any:
+        """The whole tree with these trained weights in it."""
+        return whole_weights(trained, self.frozen)
 
     def shown(self, state: TrainState) -> dict[str, Array]:
         """What is evaluated and exported: the average where one is kept, else the trained weights."""
@@ -77,7 +81,7 @@ def make_program(
         language=LanguageSettings(
             label_smoothing=train.label_smoothing,
             remat=chosen_remat(train.remat, mesh),
-            compute_dtype=chosen_dtype(train.compute_dtype, mesh),
+            compute_dtype=chosen_dtype(train.compute_dtype, platform_of(mesh)),
             mesh=mesh,
         ),
         seed=run.seed,
@@ -111,10 +115,10 @@ def peak_learning_rate(run: Run, geometry: Geometry) -> float:
     return scaled_peak(run.learning_rate, batch_tokens=geometry.batch_tokens, reference_batch_tokens=reference)
 
 
-def chosen_dtype(asked: str, mesh: Mesh) -> Any:
+def chosen_dtype(asked: str, platform: str) -> Any:
     """auto: bfloat16 on accelerators; float32 on a CPU, where only some are faster in bfloat16."""
     if asked == "auto":
-        asked = "float32" if on_cpu(mesh) else "bfloat16"
+        asked = "float32" if platform == "cpu" else "bfloat16"
     return jnp.dtype(asked)
 
 

@@ -37,6 +37,7 @@ def restore_weights(
     run: Run, description: Any, weights: Any, *, mesh: Mesh, fingerprints: Mapping[str, str]
 ) -> Restored:
     """Takes the checkpoint that export.checkpoint names: the last, or the one with the lowest validation loss.
+    weights: the frozen ones are taken from these; a description of them serves where none is frozen.
 
     Raises UserError when there is none, or it was trained from another model, with another tokenizer or by another
     method.
@@ -62,8 +63,7 @@ def restore_weights(
             )
         notes, latest = (checkpoints.notes(one, holding=("step", "identity", *NOTED)) for one in (step, last))
         check_same_weights(notes["identity"], run, fingerprints)
-        state = checkpoints.restore(step, with_shardings(abstract, state_shardings(mesh, abstract, params)))
+        trained = checkpoints.restore_shown(step, with_shardings(abstract, state_shardings(mesh, abstract, params)))
     finally:
         checkpoints.close()
-    trained = state.trainable if state.average is None else state.average
     return Restored(whole_weights(trained, frozen), notes, latest)

@@ -111,6 +111,12 @@ def state_shardings(mesh: Mesh, abstract: TrainState, params: Mapping[str, Param
     )
 
 
+def discard(state: TrainState) -> None:
+    """Gives the memory of a state back now; it cannot be used again."""
+    for leaf in jax.tree.leaves(state):
+        leaf.delete()
+
+
 def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
     """Shapes with the sharding of each: what a checkpoint is restored into and a step is lowered with."""
 

@@ -80,14 +80,16 @@ def make_train_step(
     """
 
     def step(state: TrainState, frozen: Any, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        sums = _summed_gradients(model, objective, state, frozen, batch, settings, mesh, shardings)
+        sums = _summed_gradients(
+            model, objective, batch, state=state, frozen=frozen, settings=settings, mesh=mesh, shardings=shardings
+        )
         tokens = jnp.maximum(sums.tokens, 1)
         loss = sums.loss / tokens
         gradients = {name: gradient / tokens for name, gradient in sums.gradients.items()}
         norm = global_norm(gradients)
         outcome = _judge(state.guard, loss, norm, sums.tokens, settings.spike)
         rate = schedule(state.step)
-        new = _updated(state, gradients, norm, rate, optimizer, settings)
+        new = _updated(state, gradients, norm=norm, rate=rate, optimizer=optimizer, settings=settings)
         good = outcome == TRAINED
         kept = jax.tree.map(
             lambda after, before: jnp.where(good, after, before),
@@ -144,9 +146,10 @@ class _Sums:
 def _summed_gradients(
     model: LanguageModel,
     objective: Callable[..., Any],
+    batch: Batch,
+    *,
     state: TrainState,
     frozen: Any,
-    batch: Batch,
     settings: StepSettings,
     mesh: Mesh,
     shardings: TrainState,
@@ -225,6 +228,7 @@ def _remember(guard: Guard, norm: Array, outcome: Array) -> Guard:
 def _updated(
     state: TrainState,
     gradients: dict[str, Array],
+    *,
     norm: Array,
     rate: Array,
     optimizer: optax.GradientTransformation,

@@ -10,6 +10,7 @@ import numpy as np
 
 from podtune.config.errors import UserError
 from podtune.config.wording import counted, readable_bytes
+from podtune.hub.addresses import is_address, is_remote
 from podtune.workflow.environment import host_memory
 from podtune.workflow.work import Work
 
@@ -69,10 +70,11 @@ def choose_devices(work: Work) -> None:
     enable_compile_cache()
     work.device = str(chosen)
     work.say(f"device: {chosen}")
-    work.mesh = build_mesh(work.run.mesh, method=work.run.method.name, weight_bytes=4 * parameters(work.model))
     # Frozen weights are held as they are computed with; trained ones need float32 to keep small updates.
     is_lora = work.run.method.lora is not None
-    work.held_dtype = chosen_dtype(work.run.train.compute_dtype if is_lora else "float32", work.mesh)
+    work.held_dtype = chosen_dtype(work.run.train.compute_dtype if is_lora else "float32", chosen.platform)
+    weight_bytes = work.held_dtype.itemsize * parameters(work.model)
+    work.mesh = build_mesh(work.run.mesh, method=work.run.method.name, weight_bytes=weight_bytes)
     work.description = describe(work)
     _check_memory(work)
 
@@ -107,7 +109,7 @@ def rehearse_export(work: Work) -> None:
         adapter=lora if work.run.exports_adapter else None,
         merged=export.merged,
         base=base_name(work)[0],
-        checkpoint_bytes=12 * trained_parameters(work) * (work.run.output.keep_checkpoints + 2),
+        checkpoint_bytes=checkpoint_bytes(work),
     )
     work.merged_too = export.merged or bool(rehearsed.warnings)
     for warning in rehearsed.warnings:
@@ -143,7 +145,6 @@ def export_dtype(work: Work) -> str:
 
 def base_name(work: Work) -> tuple[str, str | None]:
     """(what an adapter's base_model_name_or_path says, its revision)."""
-    from podtune.hub.addresses import is_remote
     from podtune.hub.sources import check_source
 
     source = work.run.model.source
@@ -188,14 +189,11 @@ def held_bytes(work: Work) -> int:
 
     from podtune.parallel.mesh import on_cpu
     from podtune.parallel.sharding import sharding_for
-    from podtune.train.optimizers import make_optimizer
-    from podtune.train.state import abstract_state, divide_weights, state_shardings
+    from podtune.train.state import divide_weights, state_shardings
     from podtune.weights.param import is_param
 
-    train = work.run.train
     params, frozen = divide_weights(work.description, work.run.method.name)
-    optimizer = make_optimizer(train.optimizer, params, weight_decay=train.weight_decay)
-    state = abstract_state(params, optimizer, averaged=train.ema is not None, window=1)
+    state = _abstract_state(work, params)
     shardings = state_shardings(work.mesh, state, params)
     kept = [*zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True)]
     kept += zip(state.trainable.values(), (shardings.trainable[name] for name in state.trainable), strict=True)  # grads
@@ -204,6 +202,29 @@ def held_bytes(work: Work) -> int:
     ]
     here = sum(math.prod(place.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf, place in kept)
     return here * (work.mesh.size if on_cpu(work.mesh) else 1)
+
+
+def checkpoint_bytes(work: Work) -> int:
+    """What checkpoints take on this machine's disk at most: those that are kept, the best, and one being written."""
+    import jax
+
+    from podtune.train.state import divide_weights
+
+    if is_address(work.run.output.path):
+        return 0
+    params, _ = divide_weights(work.description, work.run.method.name)
+    one = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(_abstract_state(work, params)))
+    return one * (work.run.output.keep_checkpoints + 2)
+
+
+def _abstract_state(work: Work, params: Any) -> Any:
+    """The state of training as shapes."""
+    from podtune.train.optimizers import make_optimizer
+    from podtune.train.state import abstract_state
+
+    train = work.run.train
+    optimizer = make_optimizer(train.optimizer, params, weight_decay=train.weight_decay)
+    return abstract_state(params, optimizer, averaged=train.ema is not None, window=1)
 
 
 def _check_memory(work: Work) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from podtune.config.errors import RunFailure
+from podtune.parallel.mesh import platform_of
 from podtune.train.evaluation import perplexity
 from podtune.train.job import Event, Hooks, Job, check_validation
 from podtune.train.metrics import read_metrics
@@ -108,7 +109,7 @@ def choose_samples(work: Work) -> None:
         most_tokens=_most_prompt_tokens(work),
         warn=work.warn,
     )
-    dtype = chosen_dtype(work.run.train.compute_dtype, work.mesh)
+    dtype = chosen_dtype(work.run.train.compute_dtype, platform_of(work.mesh))
     work.generator = Generator(work.model, None, work.tokenizer, compute_dtype=dtype, mesh=work.mesh)
 
 
