@@ -106,9 +106,16 @@ def test_a_sharded_model_brings_its_index_and_the_shards_it_names(hub, tmp_path)
 
 def test_planning_downloads_no_weights(hub, tmp_path):
     hub.files[NAME] = sharded_model()
-    files = resolve_model(NAME, cache=tmp_path, config_only=True)
+    files = resolve_model(NAME, cache=tmp_path, amount="configuration")
     assert files.config["model_type"] == "llama"
     assert set(hub.sent) == {"config.json", "model.safetensors.index.json"}
+
+
+def test_preparing_data_downloads_the_tokenizer_and_no_weights(hub, tmp_path):
+    hub.files[NAME]["model.safetensors.index.json"] = b"{}"  # which counts for nothing beside a single file
+    resolve_model(NAME, cache=tmp_path, amount="tokenizer")
+    assert set(hub.sent) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert resolve_model(NAME, cache=tmp_path, offline=True, amount="tokenizer").folder
 
 
 def test_a_connection_cut_half_way_is_resumed_from_there(hub, tmp_path, waits, told):
@@ -167,12 +174,12 @@ def test_two_answers_of_429_are_waited_out(hub, tmp_path, waits, told, where):
 def test_the_wait_is_what_retry_after_asks_else_doubles(hub, tmp_path, waits):
     hub.busy["/api/models"] = 2
     hub.retry_after = "7"
-    resolve_model(NAME, cache=tmp_path, config_only=True)
+    resolve_model(NAME, cache=tmp_path, amount="configuration")
     assert waits == [7.0, 7.0]
     waits.clear()
     hub.busy["/api/models"] = 3
     hub.retry_after = None
-    resolve_model(NAME, cache=tmp_path, config_only=True)
+    resolve_model(NAME, cache=tmp_path, amount="configuration")
     assert waits == [1.0, 2.0, 4.0]
 
 
@@ -221,10 +228,12 @@ def test_offline_makes_no_request(hub, tmp_path, told, monkeypatch):
 
 
 def test_a_cache_with_part_of_a_model_is_not_taken_for_the_model(hub, tmp_path):
-    resolve_model(NAME, cache=tmp_path, config_only=True)
+    resolve_model(NAME, cache=tmp_path, amount="configuration")
     with pytest.raises(UserError, match="only part of it is in the cache"):
         resolve_model(NAME, cache=tmp_path, offline=True)
-    assert resolve_model(NAME, cache=tmp_path, offline=True, config_only=True).config["hidden_size"] == 8
+    with pytest.raises(UserError, match="only part of it is in the cache"):
+        resolve_model(NAME, cache=tmp_path, offline=True, amount="tokenizer")
+    assert resolve_model(NAME, cache=tmp_path, offline=True, amount="configuration").config["hidden_size"] == 8
 
 
 def test_no_network_and_no_cache_is_a_failure_of_the_run(hub, tmp_path, waits, monkeypatch):

@@ -52,10 +52,14 @@ def test_a_model_folder_is_copied_file_by_file_and_read(memory, tmp_path):
     np.testing.assert_array_equal(files.tensors().read("a", (slice(1, 3),)), VALUES[1:3])
 
 
-def test_planning_copies_no_weights(memory, tmp_path):
+@pytest.mark.parametrize(
+    ("amount", "copied"),
+    [("configuration", ["config.json"]), ("tokenizer", ["config.json", "tokenizer.json"])],
+)
+def test_no_more_is_copied_than_was_asked_for(memory, tmp_path, amount, copied):
     put(memory, "/bucket/model", MODEL)
-    folder = fetch_remote_model("memory://bucket/model", cache=tmp_path, config_only=True)
-    assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == ["config.json"]
+    folder = fetch_remote_model("memory://bucket/model", cache=tmp_path, amount=amount)
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == copied
 
 
 def test_a_file_is_copied_once_and_again_when_it_changes(memory, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME, parse_index, weight_files
-from podtune.hub.selection import missing_file, model_files, what_it_holds
+from podtune.hub.selection import Amount, is_of_tokenizer, missing_file, model_files, what_it_holds
 from podtune.hub.telling import Progress, teller
 from podtune.hub.transfer import Repository, fetch_file, patiently
 
@@ -38,10 +38,11 @@ def fetch_model(
     *,
     cache: Path | None = None,
     offline: bool = False,
-    config_only: bool = False,
+    amount: Amount = "weights",
     progress: Progress | None = None,
 ) -> Path:
-    """The local folder of a model: configuration, tokenizer and safetensors, nothing else of its repository.
+    """The local folder of a model: configuration, tokenizer and safetensors, or so much of them as `amount` says, and
+    nothing else of its repository.
 
     Without a network (or with `offline`, or HF_HUB_OFFLINE) it is what the cache holds, which is said. Raises UserError
     for a model that does not exist, may not be read or has no safetensors; RunFailure when the network gives out.
@@ -49,14 +50,14 @@ def fetch_model(
     tell = teller(progress)
     listing = _list_repository(hub_id, "model", cache, offline, tell)
     if isinstance(listing, Path):
-        return _cached_model(hub_id, listing, config_only=config_only)
+        return _cached_model(hub_id, listing, amount=amount)
     repository, names = listing
-    fault = missing_file(names, config_only=config_only)
+    fault = missing_file(names, amount=amount)
     if fault is not None:
         raise UserError(f"model: {hub_id} (commit {repository.commit[:12]}) {fault}")
-    wanted = model_files(names, config_only=config_only)
+    wanted = model_files(names, amount=amount)
     paths = _fetch_all(repository, wanted, tell)
-    if not config_only and SINGLE_NAME not in names:
+    if amount == "weights" and SINGLE_NAME not in names:
         index = paths[wanted.index(INDEX_NAME)]
         shards = sorted(set(parse_index(index.read_text(encoding="utf-8"), index).values()))
         absent = [name for name in shards if name not in names]
@@ -201,10 +202,14 @@ def _snapshot(
     raise UserError(f"{where}: {message}")
 
 
-def _cached_model(hub_id: HubId, folder: Path, *, config_only: bool) -> Path:
+def _cached_model(hub_id: HubId, folder: Path, *, amount: Amount) -> Path:
     """`folder`, when the cached snapshot has all that is needed."""
     try:
-        complete = (folder / "config.json").is_file() and (config_only or weight_files(folder) is not None)
+        complete = (folder / "config.json").is_file()
+        if amount == "tokenizer":
+            complete &= any(is_of_tokenizer(path.name) for path in folder.iterdir())
+        elif amount == "weights":
+            complete &= weight_files(folder) is not None
     except UserError:
         complete = False
     if not complete:

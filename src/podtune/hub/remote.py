@@ -18,7 +18,7 @@ from podtune.config.wording import readable_bytes
 from podtune.hub.addresses import file_system
 from podtune.hub.atomic import atomic_file
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME, parse_index
-from podtune.hub.selection import missing_file, model_files
+from podtune.hub.selection import Amount, missing_file, model_files
 from podtune.hub.telling import Progress, teller
 
 _PIECE_BYTES = 16 << 20
@@ -53,7 +53,7 @@ def fetch_remote_model(
     *,
     cache: Path | None = None,
     offline: bool = False,
-    config_only: bool = False,
+    amount: Amount = "weights",
     progress: Progress | None = None,
 ) -> Path:
     """The local copy of a model folder or a .gguf file in an object store; only what a model needs is copied.
@@ -72,13 +72,13 @@ def fetch_remote_model(
     files = {file.name: file for file in remote_files(source)}
     if not files:
         raise UserError(f"model: {source}: no such directory, or it is empty. Check the address.")
-    fault = missing_file(list(files), config_only=config_only)
+    fault = missing_file(list(files), amount=amount)
     if fault is not None:
         raise UserError(f"model: {source} {fault}")
     folder = _place(source, cache)
-    for name in model_files(list(files), config_only=config_only):
+    for name in model_files(list(files), amount=amount):
         _fetch(source, files[name], folder / name, tell)
-    if not config_only and SINGLE_NAME not in files:
+    if amount == "weights" and SINGLE_NAME not in files:
         shards = parse_index((folder / INDEX_NAME).read_text(encoding="utf-8"), f"{source}/{INDEX_NAME}")
         for name in sorted(set(shards.values())):
             if name not in files:

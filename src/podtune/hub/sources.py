@@ -20,6 +20,7 @@ from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
 from podtune.hub.remote import fetch_remote_model
 from podtune.hub.safetensors_store import SafetensorsStore
+from podtune.hub.selection import Amount
 from podtune.hub.telling import Progress
 from podtune.hub.tensors import TensorStore
 
@@ -59,17 +60,17 @@ def resolve_model(
     *,
     cache: Path | None = None,
     offline: bool = False,
-    config_only: bool = False,
+    amount: Amount = "weights",
     progress: Progress | None = None,
 ) -> ModelFiles:
     """Fetches (where it is not here yet) and opens the model that `source` names.
 
-    `config_only` leaves the weights where they are, for planning. Raises UserError when there is no such model or it
-    cannot be used, RunFailure when the network gives out.
+    amount: how much is fetched of a model that is not here; a GGUF file comes whole. Raises UserError when there is no
+    such model or it cannot be used, RunFailure when the network gives out.
     """
     hub_id = check_source(source)
     if is_remote(source):
-        local = fetch_remote_model(source, cache=cache, offline=offline, config_only=config_only, progress=progress)
+        local = fetch_remote_model(source, cache=cache, offline=offline, amount=amount, progress=progress)
         return _open_local(source, local)
     if hub_id is None:
         try:
@@ -80,7 +81,7 @@ def resolve_model(
                 "it readable."
             ) from error
     try:
-        folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
+        folder = fetch_model(hub_id, cache=cache, offline=offline, amount=amount, progress=progress)
     except (UserError, RunFailure) as error:
         if hint := perhaps_a_path(source):
             raise type(error)(f"{error}{hint}") from error
