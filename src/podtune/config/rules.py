@@ -181,6 +181,17 @@ def validation_is_held_out(run: Run) -> Iterator[Breach]:
             )
 
 
+def validation_is_read_once(run: Run) -> Iterator[Breach]:
+    """A weight is a number of passes of training."""
+    for number, source in enumerate(run.data.validation if isinstance(run.data.validation, tuple) else ()):
+        if source.weight != 1:
+            yield Breach(
+                ("data", "validation", number, "weight"),
+                f"weight={source.weight:g} does not apply to held-out rows, which every evaluation reads once; "
+                "remove it",
+            )
+
+
 def splits_are_of_hub_datasets(run: Run) -> Iterator[Breach]:
     """Only a Hub dataset has named splits."""
     validation = run.data.validation if isinstance(run.data.validation, tuple) else ()
@@ -224,6 +235,7 @@ RULES: tuple[Callable[[Run], Iterator[Breach]], ...] = (
     batch_holds_a_row,
     evaluation_comes_before_the_end,
     validation_is_held_out,
+    validation_is_read_once,
     splits_are_of_hub_datasets,
     output_is_no_input,
 )
