@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.hub import transfer
-from podtune.hub.download import download_dataset_file, hub_dataset_files, parse_hub_id
+from podtune.hub.download import HubId, open_hub_dataset, parse_hub_id
 from podtune.hub.sources import resolve_model
 
 NAME = "someone/tiny-model"
@@ -276,15 +276,16 @@ def test_a_token_is_sent_to_the_hub(hub, tmp_path, monkeypatch):
     resolve_model(NAME, cache=tmp_path)  # the token must at least do no harm on the way through the redirect
 
 
-def test_dataset_files_are_listed_and_downloaded(hub, tmp_path):
+def test_dataset_files_are_listed_once_and_downloaded(hub, tmp_path):
     hub.files["someone/chats"] = {"data/train.jsonl": b'{"text": "hi"}\n' * 200, "README.md": b"# chats"}
-    assert hub_dataset_files("someone/chats", cache=tmp_path) == ["README.md", "data/train.jsonl"]
-    path = download_dataset_file("someone/chats", "data/train.jsonl", cache=tmp_path)
+    dataset = open_hub_dataset(HubId("someone/chats", None), cache=tmp_path)
+    assert dataset.names == ("README.md", "data/train.jsonl")
+    (path,) = dataset.fetch(["data/train.jsonl"])
     assert path.read_bytes() == hub.files["someone/chats"]["data/train.jsonl"]
-    assert hub_dataset_files("someone/chats", cache=tmp_path, offline=True) == ["data/train.jsonl"]
-    assert download_dataset_file("someone/chats", "data/train.jsonl", cache=tmp_path, offline=True) == path
-    with pytest.raises(UserError, match=r"has no file nope\.json"):
-        download_dataset_file("someone/chats", "nope.json", cache=tmp_path)
+    assert sum("/api/" in line for line in hub.log) == 1
+    cached = open_hub_dataset(HubId("someone/chats", None), cache=tmp_path, offline=True)
+    assert cached.names == ("data/train.jsonl",)
+    assert cached.fetch(cached.names) == [path]
 
 
 @pytest.mark.parametrize(

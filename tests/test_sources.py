@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from hub_server import COMMIT, FakeHub, serve
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
@@ -228,41 +229,60 @@ def test_a_file_is_never_whole_in_memory(tmp_path: Path, kind: str):
     assert peak < (36 << 20 if kind == "json" else 12 << 20)
 
 
-class Hub:
-    """A dataset repository without a network."""
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from huggingface_hub import constants
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def files(self, repo: str, revision: str | None = None) -> list[str]:
-        assert (repo, revision) == ("owner/training-data", "v1")
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
-
-    def download(self, repo: str, name: str, revision: str | None = None) -> Path:
-        return self.folder / name
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    with serve(FakeHub()) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        yield hub
 
 
-def test_a_hub_dataset_gives_the_split_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import podtune.hub.download
-
-    for name in (
-        "README.md",
-        "dataset_infos.json",
-        "data/train-00000-of-00001.parquet",
-        "data/test-00000-of-00001.parquet",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    write_parquet(tmp_path / "data/train-00000-of-00001.parquet")
-    hub = Hub(tmp_path)
-    monkeypatch.setattr(podtune.hub.download, "hub_dataset_files", hub.files)
-    monkeypatch.setattr(podtune.hub.download, "download_dataset_file", hub.download)
+def test_a_hub_dataset_gives_the_split_asked_for(tmp_path: Path, hub: FakeHub):
+    write_parquet(tmp_path / "rows.parquet")
+    rows = (tmp_path / "rows.parquet").read_bytes()
+    hub.files["owner/training-data"] = {
+        "README.md": b"x",
+        "dataset_infos.json": b"{}",
+        "data/train-00000-of-00001.parquet": rows,
+        "data/test-00000-of-00001.parquet": rows,
+    }
     assert read("hub://owner/training-data@v1") == ROWS
     (file,) = list_files(Source(path="hub://owner/training-data@v1:test"))
     assert file.origin == "hub://owner/training-data@v1/data/test-00000-of-00001.parquet"
     assert list_files(Source(path="hub://owner/training-data@v1", split="test")) == (file,)
     with pytest.raises(UserError, match="there is no split dev; it has test, train"):
         list_files(Source(path="hub://owner/training-data@v1:dev"))
+
+
+def test_a_hub_dataset_is_listed_once_and_all_its_files_are_of_that_commit(hub: FakeHub):
+    names = [f"train-{number:05d}-of-00006.jsonl" for number in range(6)]
+    hub.files["owner/rows"] = {name: b'{"text": "%d"}\n' % at for at, name in enumerate(names)}
+    assert [row["text"] for row in read("hub://owner/rows")] == list("012345")
+    assert sum("/api/" in line for line in hub.log) == 1
+    fetched = [line for line in hub.log if "/resolve/" in line]
+    assert len(fetched) >= 6
+    assert all(f"/resolve/{COMMIT}/" in line for line in fetched)
+
+
+def test_a_remote_folder_leaves_out_what_a_local_one_does(tmp_path: Path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    inside = ("day/part.jsonl", "_temporary/0/part.jsonl", ".ipynb_checkpoints/part.jsonl", "day/_part.jsonl")
+    for name in inside:
+        memory.pipe(f"/bucket/_job/{name}", b'{"text": "a"}\n')
+        (tmp_path / "_job" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "_job" / name).write_bytes(b'{"text": "a"}\n')
+    try:
+        for folder in (str(tmp_path / "_job"), "memory://bucket/_job", "memory://bucket/_job/"):
+            files = list_files(Source(path=folder))
+            assert [file.origin for file in files] == [f"{folder.rstrip('/')}/day/part.jsonl"]
+    finally:
+        memory.rm("/bucket", recursive=True)
 
 
 @pytest.mark.parametrize("told", [{}, {"LastModified": "changes"}])
