@@ -49,10 +49,17 @@ class ModelFiles:
         return SafetensorsStore(self.folder)
 
     def read_text(self, name: str) -> str | None:
-        """The content of a text file of the folder, or None where there is no such file."""
+        """The content of a text file of the folder, or None where there is no such file. Raises UserError."""
         if self.folder is None or not (self.folder / name).is_file():
             return None
-        return (self.folder / name).read_text(encoding="utf-8")
+        try:
+            return (self.folder / name).read_text(encoding="utf-8")
+        except ValueError:
+            raise UserError(f"{self.folder / name}: is not UTF-8. Download or save the model again.") from None
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """The mapping in a JSON file of the folder, or None where there is no such file. Raises UserError."""
+        return None if self.folder is None else _read_json(self.folder / name)
 
 
 def resolve_model(
