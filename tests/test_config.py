@@ -214,7 +214,6 @@ def test_a_wrong_value_is_told_with_what_was_read_and_what_was_wanted(tmp_path, 
         ("train: {schedule: {name: wsd, warmup: 0.5, decay_fraction: 0.6}}", "more than the whole run"),
         ("train: {steps: 10, schedule: {warmup: 10}}", "leaves nothing of train.steps=10"),
         ("train: {optimizer: {name: lion, momentum: 0.5}}", "lion has no momentum; it takes beta1, beta2"),
-        ("train: {batch_tokens: 100}\ndata: {train: a, max_length: 200}", "is less than a row"),
         ("train: {steps: 10}\neval: {every: 11}", "never comes in train.steps=10"),
         ("data: {train: a.jsonl, validation: a.jsonl}", "is trained on as well"),
         (

@@ -145,17 +145,6 @@ def optimizer_settings_fit(run: Run) -> Iterator[Breach]:
             )
 
 
-def batch_holds_a_row(run: Run) -> Iterator[Breach]:
-    """A batch is at least one row."""
-    batch_tokens, max_length = run.train.batch_tokens, run.data.max_length
-    if batch_tokens != "auto" and max_length is not None and batch_tokens < max_length:
-        yield Breach(
-            ("train", "batch_tokens"),
-            f"batch_tokens={batch_tokens} is less than a row of data.max_length={max_length}; use {max_length} or more",
-            (("data", "max_length"),),
-        )
-
-
 def evaluation_comes_before_the_end(run: Run) -> Iterator[Breach]:
     """An interval of evaluation longer than the run is a mistake."""
     every, steps = run.eval.every, run.train.steps
@@ -232,7 +221,6 @@ RULES: tuple[Callable[[Run], Iterator[Breach]], ...] = (
     text_has_no_turns,
     schedule_settings_fit,
     optimizer_settings_fit,
-    batch_holds_a_row,
     evaluation_comes_before_the_end,
     validation_is_held_out,
     validation_is_read_once,
