@@ -53,7 +53,11 @@ def something_is_exported(run: Run) -> Iterator[Breach]:
 
 
 def validation_is_there(run: Run) -> Iterator[Breach]:
-    """What watches the validation loss needs a validation split."""
+    """What watches the validation loss needs a validation split.
+
+    This is told before anything is read, with file and line. Whether `auto` finds rows enough to hold any out is known
+    when they are prepared: train/job.py, check_validation.
+    """
     if run.data.validation != "none":
         return
     watchers: dict[Key, bool] = {
@@ -195,7 +199,11 @@ def splits_are_of_hub_datasets(run: Run) -> Iterator[Breach]:
 
 
 def output_is_no_input(run: Run) -> Iterator[Breach]:
-    """Results never overwrite what they are made from."""
+    """Results never overwrite what they are made from.
+
+    Names are compared as they are written, whether or not they are there, and addresses too. What is there of files
+    and folders, by their real paths and within one another, workflow/output.py looks at.
+    """
     output = run.output.path.rstrip("/")
     validation = run.data.validation if isinstance(run.data.validation, tuple) else ()
     inputs = {
