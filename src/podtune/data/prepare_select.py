@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int32, Int64, UInt64
 from podtune.config.errors import UserError
 from podtune.config.wording import counted
 from podtune.data.prepare_encode import Chunk
-from podtune.data.prepare_job import Job
+from podtune.data.prepare_job import PrepareJob
 from podtune.data.prepare_report import PLACES, REASON_EQUAL, SourceReport
 from podtune.data.rows import place
 
@@ -62,7 +62,7 @@ def join_chunks(chunks: Sequence[Chunk]) -> Examples:
 
 
 def select(
-    job: Job, chunks: Sequence[Chunk], reports: list[SourceReport], notes: list[str]
+    job: PrepareJob, chunks: Sequence[Chunk], reports: list[SourceReport], notes: list[str]
 ) -> tuple[Examples, Examples]:
     """Examples as one epoch of training sees them, and the held-out ones. Completes the reports and the notes."""
 

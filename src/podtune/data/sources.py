@@ -49,7 +49,7 @@ _READ = "jsonl, json, csv, tsv, parquet, txt, md and tfrecord, each also with .g
 
 def list_files(source: Source) -> tuple[DataFile, ...]:
     """The files of a source, sorted by name. Raises UserError when there are none, or of a kind podtune cannot read."""
-    check_source(source)
+    check_data_source(source)
     path = source.path
     if path.startswith("hub://"):
         files = _hub_files(source)
@@ -60,7 +60,7 @@ def list_files(source: Source) -> tuple[DataFile, ...]:
     return files if source.documents == "file" else _divided(source, files)
 
 
-def check_source(source: Source) -> None:
+def check_data_source(source: Source) -> None:
     """Raises UserError for what can be known to be wrong before anything is fetched or looked for."""
     path = source.path
     assert not source.split or path.startswith("hub://"), "as config/rules.py sees to, with file and line"

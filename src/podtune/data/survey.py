@@ -78,7 +78,7 @@ def survey_source(path: str) -> Survey:
             survey.add_fault(str(error))
             continue
         survey.rows += 1
-        length = characters_in(row)
+        length = row_characters(row)
         survey.characters += length
         if length > survey.longest:
             survey.longest, survey.longest_at = length, place(row.source, row.number)
@@ -90,7 +90,7 @@ def survey_source(path: str) -> Survey:
     return survey
 
 
-def characters_in(row: Row) -> int:
+def row_characters(row: Row) -> int:
     """The characters of a row's texts; of tokens, what they would about be."""
     value = row.value
     if isinstance(value, Conversation):

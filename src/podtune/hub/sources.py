@@ -75,7 +75,7 @@ def resolve_model(
     amount: how much is fetched of a model that is not here; a GGUF file comes whole. Raises UserError when there is no
     such model or it cannot be used, RunFailure when the network gives out.
     """
-    hub_id = check_source(source)
+    hub_id = check_model_source(source)
     if is_remote(source):
         local = fetch_remote_model(source, cache=cache, offline=offline, amount=amount, progress=progress)
         return _open_local(source, local)
@@ -96,7 +96,7 @@ def resolve_model(
     return _open_folder(source, folder)
 
 
-def check_source(source: str) -> HubId | None:
+def check_model_source(source: str) -> HubId | None:
     """The Hub id that `source` is, if it is one and no path or address. Raises UserError for what is none of these, or
     an address that cannot be reached from here. Asks no network."""
     if is_remote(source):
