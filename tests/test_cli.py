@@ -150,6 +150,15 @@ def test_check_finds_what_the_run_would_refuse_behind_the_form_of_the_rows(run_f
     assert "Traceback" not in done.stderr
 
 
+def test_check_says_that_a_batch_is_less_than_a_row_and_takes_the_run_file(run_file):
+    folder = run_file.parent
+    model_folder("llama", folder / "model")
+    settings = ("model=./model", f"data.cache={folder}/cache", "train.batch_tokens=8", "data.max_length=64")
+    done = podtune("check", "run.yaml", *settings, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "warning: train.batch_tokens=8 is less than a row of 64 tokens" in done.stdout
+
+
 def test_check_compares_with_the_run_that_the_output_holds(run_file):
     folder = run_file.parent
     model_folder("llama", folder / "model")

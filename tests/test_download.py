@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.hub import transfer
-from podtune.hub.download import download_dataset_file, hub_dataset_files, parse_hub_id
+from podtune.hub.download import HubId, open_hub_dataset, parse_hub_id
 from podtune.hub.sources import resolve_model
 
 NAME = "someone/tiny-model"
@@ -106,9 +106,16 @@ def test_a_sharded_model_brings_its_index_and_the_shards_it_names(hub, tmp_path)
 
 def test_planning_downloads_no_weights(hub, tmp_path):
     hub.files[NAME] = sharded_model()
-    files = resolve_model(NAME, cache=tmp_path, config_only=True)
+    files = resolve_model(NAME, cache=tmp_path, amount="configuration")
     assert files.config["model_type"] == "llama"
     assert set(hub.sent) == {"config.json", "model.safetensors.index.json"}
+
+
+def test_preparing_data_downloads_the_tokenizer_and_no_weights(hub, tmp_path):
+    hub.files[NAME]["model.safetensors.index.json"] = b"{}"  # which counts for nothing beside a single file
+    resolve_model(NAME, cache=tmp_path, amount="tokenizer")
+    assert set(hub.sent) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert resolve_model(NAME, cache=tmp_path, offline=True, amount="tokenizer").folder
 
 
 def test_a_connection_cut_half_way_is_resumed_from_there(hub, tmp_path, waits, told):
@@ -167,12 +174,12 @@ def test_two_answers_of_429_are_waited_out(hub, tmp_path, waits, told, where):
 def test_the_wait_is_what_retry_after_asks_else_doubles(hub, tmp_path, waits):
     hub.busy["/api/models"] = 2
     hub.retry_after = "7"
-    resolve_model(NAME, cache=tmp_path, config_only=True)
+    resolve_model(NAME, cache=tmp_path, amount="configuration")
     assert waits == [7.0, 7.0]
     waits.clear()
     hub.busy["/api/models"] = 3
     hub.retry_after = None
-    resolve_model(NAME, cache=tmp_path, config_only=True)
+    resolve_model(NAME, cache=tmp_path, amount="configuration")
     assert waits == [1.0, 2.0, 4.0]
 
 
@@ -221,10 +228,12 @@ def test_offline_makes_no_request(hub, tmp_path, told, monkeypatch):
 
 
 def test_a_cache_with_part_of_a_model_is_not_taken_for_the_model(hub, tmp_path):
-    resolve_model(NAME, cache=tmp_path, config_only=True)
+    resolve_model(NAME, cache=tmp_path, amount="configuration")
     with pytest.raises(UserError, match="only part of it is in the cache"):
         resolve_model(NAME, cache=tmp_path, offline=True)
-    assert resolve_model(NAME, cache=tmp_path, offline=True, config_only=True).config["hidden_size"] == 8
+    with pytest.raises(UserError, match="only part of it is in the cache"):
+        resolve_model(NAME, cache=tmp_path, offline=True, amount="tokenizer")
+    assert resolve_model(NAME, cache=tmp_path, offline=True, amount="configuration").config["hidden_size"] == 8
 
 
 def test_no_network_and_no_cache_is_a_failure_of_the_run(hub, tmp_path, waits, monkeypatch):
@@ -267,15 +276,16 @@ def test_a_token_is_sent_to_the_hub(hub, tmp_path, monkeypatch):
     resolve_model(NAME, cache=tmp_path)  # the token must at least do no harm on the way through the redirect
 
 
-def test_dataset_files_are_listed_and_downloaded(hub, tmp_path):
+def test_dataset_files_are_listed_once_and_downloaded(hub, tmp_path):
     hub.files["someone/chats"] = {"data/train.jsonl": b'{"text": "hi"}\n' * 200, "README.md": b"# chats"}
-    assert hub_dataset_files("someone/chats", cache=tmp_path) == ["README.md", "data/train.jsonl"]
-    path = download_dataset_file("someone/chats", "data/train.jsonl", cache=tmp_path)
+    dataset = open_hub_dataset(HubId("someone/chats", None), cache=tmp_path)
+    assert dataset.names == ("README.md", "data/train.jsonl")
+    (path,) = dataset.fetch(["data/train.jsonl"])
     assert path.read_bytes() == hub.files["someone/chats"]["data/train.jsonl"]
-    assert hub_dataset_files("someone/chats", cache=tmp_path, offline=True) == ["data/train.jsonl"]
-    assert download_dataset_file("someone/chats", "data/train.jsonl", cache=tmp_path, offline=True) == path
-    with pytest.raises(UserError, match=r"has no file nope\.json"):
-        download_dataset_file("someone/chats", "nope.json", cache=tmp_path)
+    assert sum("/api/" in line for line in hub.log) == 1
+    cached = open_hub_dataset(HubId("someone/chats", None), cache=tmp_path, offline=True)
+    assert cached.names == ("data/train.jsonl",)
+    assert cached.fetch(cached.names) == [path]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,17 @@ def test_questions_and_answers_under_other_names_are_mapped_in_the_run_file_and_
     assert len(Path("run.yaml").read_text().splitlines()) == 4
 
 
+def test_a_context_that_the_first_row_has_not_got_is_mapped_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    rows = ({"question": "q", "answer": "a"}, {"question": "r", "context": "here", "answer": "b"})
+    Path("faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(capsys, "faq.jsonl")[0] == 0
+    columns = load_run(Path("run.yaml")).data.columns
+    assert columns == {"instruction": "question", "input": "context", "output": "answer"}
+
+
 def test_rows_with_faults_are_counted_and_keep_no_run_file_from_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import typer
 from chat_tokenizers import FAMILIES, family_tokenizer
+from hub_server import FakeHub, serve
 from prepare_cases import chat, chats, prepare_chats, write_rows
 from rich.console import Console
 
@@ -165,6 +166,55 @@ def test_the_commands_prepare_once_and_show_it(run_file: Path, podtune) -> None:
     page = run_file.parent / "pages" / "rows.html"
     assert podtune("inspect", str(run_file), "--html", str(page), "--split", "validation")[0] == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("command", ["prepare", "inspect"])
+def test_a_model_on_the_hub_lends_its_tokenizer_alone(run_file, podtune, tmp_path, monkeypatch, command):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    files = {file.name: file.read_bytes() for file in (run_file.parent / "model").iterdir()}
+    with serve(FakeHub(files={"someone/model": {**files, "model.safetensors": b"x" * 5000}})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        status, out, err = podtune(command, str(run_file), "model=someone/model", f"data.cache={tmp_path / 'data'}")
+    assert status == 0, err
+    assert out
+    assert "tokenizer.json" in hub.sent
+    assert "model.safetensors" not in hub.sent
+
+
+@pytest.mark.parametrize("command", ["prepare", "inspect"])
+def test_a_model_in_an_object_store_lends_its_tokenizer(run_file, podtune, tmp_path, monkeypatch, command):
+    import fsspec
+
+    monkeypatch.setenv("PODTUNE_CACHE", str(tmp_path))
+    memory = fsspec.filesystem("memory")
+    for file in (run_file.parent / "model").iterdir():
+        memory.pipe_file(f"/bucket/lender/{file.name}", file.read_bytes())
+    settings = ("model=memory://bucket/lender", f"data.cache={tmp_path / 'data'}")
+    status, out, err = podtune(command, str(run_file), *settings)
+    assert status == 0, err
+    assert out
+
+
+@pytest.mark.parametrize("command", ["prepare", "inspect"])
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (b"{% for m in messages %}{{ m.content }}", "line 1 of the template: "),
+        ("{{ 'é' }}".encode("latin-1"), "cannot be read (it is not UTF-8)"),
+        (None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_named(run_file, podtune, tmp_path, command, template, words):
+    if template is not None:
+        (tmp_path / "own.jinja").write_bytes(template)
+    status, _, err = podtune(command, str(run_file), f"model.chat_template={tmp_path / 'own.jinja'}")
+    assert status == 2
+    assert f"model.chat_template: {tmp_path / 'own.jinja'}" in err
+    assert words in err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podtune.config.errors import UserError
 from podtune.config.schema import Mesh
 from podtune.config.training import OPTIMIZER_SETTINGS, Optimizer
 from podtune.parallel.mesh import build_mesh
@@ -130,16 +129,6 @@ def test_weight_decay_leaves_norms_and_biases_out(name):
             added = np.asarray(decayed[weight]) - np.asarray(plain[weight])
             wanted = 0 if param.kind == "vector" else 0.1 * np.asarray(weights[weight])
             np.testing.assert_allclose(added, wanted + np.zeros_like(added), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_setting_that_an_optimizer_has_not_got_is_refused_by_name(name):
-    foreign = next(
-        setting for setting in ("decay_rate", "momentum", "beta1") if setting not in OPTIMIZER_SETTINGS[name]
-    )
-    settings = Optimizer.model_construct(name=name, **{foreign: 0.5})
-    with pytest.raises(UserError, match=rf"train\.optimizer\.{foreign}=0\.5 is no setting of {name}"):
-        make_optimizer(settings, PARAMS)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

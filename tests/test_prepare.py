@@ -237,18 +237,23 @@ def test_equal_rows_are_counted_and_on_request_dropped(tmp_path: Path) -> None:
 
 
 def test_a_weight_is_the_passes_of_an_epoch_over_a_source(tmp_path: Path) -> None:
-    one, other = chats(20), [chat(f"Other {n}?", "Yes.") for n in range(20)]
+    one, *others = chats(20), *([chat(f"{name} {n}?", "Yes.") for n in range(20)] for name in ("Other", "Rare"))
     data = {
         "train": [
             {"path": str(write_rows(tmp_path / "a.jsonl", one)), "weight": 2.5},
-            {"path": str(write_rows(tmp_path / "b.jsonl", other)), "weight": 0.25},
+            {"path": str(write_rows(tmp_path / "b.jsonl", others[0])), "weight": 0.25},
+            {"path": str(write_rows(tmp_path / "c.jsonl", others[1])), "weight": 0.01},
         ],
         "validation": "none",
     }
-    found = examples_of(prepare_chats(tmp_path, data))
-    times = [[found.count(tokens_of(row)) for row in rows] for rows in (one, other)]
+    prepared = prepare_chats(tmp_path, data)
+    found = examples_of(prepared)
+    times = [[found.count(tokens_of(row)) for row in rows] for rows in (one, *others)]
     assert sorted(times[0]) == [2] * 10 + [3] * 10
     assert sorted(times[1]) == [0] * 15 + [1] * 5
+    assert sorted(times[2]) == [0] * 19 + [1]  # never none of a source
+    left = [note.rpartition(": ")[2] for note in prepared.report.notes if "trains on" in note]
+    assert left == ["weight 0.25 trains on 5 of 20 rows", "weight 0.01 trains on 1 of 20 rows"]
 
 
 def test_held_out_rows_are_not_trained_on_and_equal_rows_stay_on_one_side(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """TFRecord files: TensorFlow reads ours, we read TensorFlow's, any record is reached at once, and damage is named."""
 
 import contextlib
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -205,3 +206,23 @@ def test_a_row_comes_back_as_it_was() -> None:
         assert getattr(back, name).dtype == getattr(row, name).dtype
     with pytest.raises(RunFailure, match="here is not a prepared row"):
         decode_row(encode_example({"tokens": np.array([1])}), "here")
+
+
+def test_shard_and_index_are_on_disk_before_they_have_their_names(tmp_path, monkeypatch):
+    on_disk: set[int] = set()
+    named: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(handle):
+        fsync(handle)
+        on_disk.add(os.fstat(handle).st_ino)
+
+    def recorded_replace(source, target):
+        assert os.stat(source).st_ino in on_disk, target
+        named.append(os.path.basename(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    write_tfrecord(tmp_path / "a.tfrecord", [b"one", b"two"])
+    assert named == ["a.tfrecord.idx.npy", "a.tfrecord"]

@@ -5,6 +5,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import numpy as np
@@ -52,10 +55,14 @@ def test_a_model_folder_is_copied_file_by_file_and_read(memory, tmp_path):
     np.testing.assert_array_equal(files.tensors().read("a", (slice(1, 3),)), VALUES[1:3])
 
 
-def test_planning_copies_no_weights(memory, tmp_path):
+@pytest.mark.parametrize(
+    ("amount", "copied"),
+    [("configuration", ["config.json"]), ("tokenizer", ["config.json", "tokenizer.json"])],
+)
+def test_no_more_is_copied_than_was_asked_for(memory, tmp_path, amount, copied):
     put(memory, "/bucket/model", MODEL)
-    folder = fetch_remote_model("memory://bucket/model", cache=tmp_path, config_only=True)
-    assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == ["config.json"]
+    folder = fetch_remote_model("memory://bucket/model", cache=tmp_path, amount=amount)
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == copied
 
 
 def test_a_file_is_copied_once_and_again_when_it_changes(memory, tmp_path, monkeypatch):
@@ -119,6 +126,29 @@ def test_a_partial_copy_of_an_older_content_is_not_continued(memory, tmp_path, m
     monkeypatch.setattr(type(memory), "cat_file", cat_file)
     memory.pipe_file("/bucket/x.gguf", b"b" * 3000)
     assert fetch_remote_file("memory://bucket/x.gguf", cache=tmp_path).read_bytes() == b"b" * 3000
+
+
+def test_of_two_that_copy_one_file_at_once_the_second_waits_and_takes_the_copy(memory, tmp_path, monkeypatch):
+    content = bytes(range(256)) * 40
+    memory.pipe_file("/bucket/big.gguf", content)
+    monkeypatch.setattr(remote, "_PIECE_BYTES", 1000)
+    begun, told, starts = threading.Event(), [], []
+    read_piece = remote._read_piece
+
+    def slow(source, filesystem, file, start, tell):
+        starts.append(start)
+        begun.set()
+        time.sleep(0.02)
+        return read_piece(source, filesystem, file, start, tell)
+
+    monkeypatch.setattr(remote, "_read_piece", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(fetch_remote_file, "memory://bucket/big.gguf", cache=tmp_path)
+        begun.wait(10)
+        second = pool.submit(fetch_remote_file, "memory://bucket/big.gguf", cache=tmp_path, progress=told.append)
+        assert first.result(30).read_bytes() == second.result(30).read_bytes() == content
+    assert starts == list(range(0, len(content), 1000))
+    assert told == ["big.gguf: another process is copying it; waiting for that"]
 
 
 def test_offline_uses_the_copy_and_says_so(memory, tmp_path):

@@ -224,12 +224,6 @@ def test_a_row_of_many_megabytes_is_read(tmp_path: Path):
         assert len(list(read_records(Source(path=str(tmp_path / name))))[at].value["text"]) == 20 << 20
 
 
-def test_a_split_is_refused_where_there_are_none(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_bytes(GOOD)
-    with pytest.raises(UserError, match="only Hub datasets have splits"):
-        list(read_records(Source(path=str(tmp_path / "a.jsonl"), split="train")))
-
-
 @pytest.mark.parametrize(
     ("data", "says"),
     [

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import re
 import shutil
 
 import pytest
+from export_cases import tiny_tokenizer
 from gguf_files import hugging_face_weights, llama_tensors, write_gguf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -271,3 +273,26 @@ def test_a_gguf_vocabulary_that_cannot_be_rebuilt_is_refused(tmp_path, extra, me
     files = resolve_model(str(write_gguf(tmp_path / "m.gguf", llama_tensors(hugging_face_weights()), extra=extra)))
     with pytest.raises(UserError, match=message):
         load_tokenizer(files)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("chat_template.json", b"{", "chat_template.json: is not JSON"),
+        ("chat_template.json", b"[]", "chat_template.json: holds a list, not a mapping"),
+        ("chat_template.json", b"\xff", "chat_template.json: is not JSON"),
+        ("chat_template.json", b'{"chat_template": 3}', "the chat template is a int, not a text"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: is not UTF-8"),
+        ("tokenizer_config.json", b"{", "tokenizer_config.json: is not JSON"),
+        ("special_tokens_map.json", b"[]", "special_tokens_map.json: holds a list"),
+        ("added_tokens.json", b"3", "added_tokens.json: holds a int"),
+        ("tokenizer.json", b"[]", "tokenizer.json cannot be read"),
+        ("generation_config.json", b'{"eos_token_id": "x"}', "generation_config.json: eos_token_id='x' is no token id"),
+    ],
+)
+def test_a_damaged_file_beside_the_tokenizer_is_named(tmp_path, name, content, said):
+    tiny_tokenizer(chat=False).save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_tokenizer(resolve_model(str(tmp_path)))

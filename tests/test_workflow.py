@@ -332,8 +332,7 @@ def test_a_prompt_of_the_users_that_is_too_long_is_refused_before_data_is_prepar
 
 
 def test_a_batch_that_is_less_than_a_row_is_said(tmp_path):
-    data = {"train": str(tmp_path / "chats.jsonl")}  # without max_length, beside which the run file itself is refused
-    run = a_run(tmp_path, data=data, train={"steps": 1, "batch_tokens": 32}, eval={"every": None})
+    run = a_run(tmp_path, train={"steps": 1, "batch_tokens": 32}, eval={"every": None})
     work = Work(run, a_console(), OutputFolder(tmp_path / "out"))
     work.prepared = SimpleNamespace(validation=None, train=SimpleNamespace(row_tokens=64))
     check_steps(work)

@@ -53,7 +53,11 @@ def something_is_exported(run: Run) -> Iterator[Breach]:
 
 
 def validation_is_there(run: Run) -> Iterator[Breach]:
-    """What watches the validation loss needs a validation split."""
+    """What watches the validation loss needs a validation split.
+
+    This is told before anything is read, with file and line. Whether `auto` finds rows enough to hold any out is known
+    when they are prepared: train/job.py, check_validation.
+    """
     if run.data.validation != "none":
         return
     watchers: dict[Key, bool] = {
@@ -145,17 +149,6 @@ def optimizer_settings_fit(run: Run) -> Iterator[Breach]:
             )
 
 
-def batch_holds_a_row(run: Run) -> Iterator[Breach]:
-    """A batch is at least one row."""
-    batch_tokens, max_length = run.train.batch_tokens, run.data.max_length
-    if batch_tokens != "auto" and max_length is not None and batch_tokens < max_length:
-        yield Breach(
-            ("train", "batch_tokens"),
-            f"batch_tokens={batch_tokens} is less than a row of data.max_length={max_length}; use {max_length} or more",
-            (("data", "max_length"),),
-        )
-
-
 def evaluation_comes_before_the_end(run: Run) -> Iterator[Breach]:
     """An interval of evaluation longer than the run is a mistake."""
     every, steps = run.eval.every, run.train.steps
@@ -181,6 +174,17 @@ def validation_is_held_out(run: Run) -> Iterator[Breach]:
             )
 
 
+def validation_is_read_once(run: Run) -> Iterator[Breach]:
+    """A weight is a number of passes of training."""
+    for number, source in enumerate(run.data.validation if isinstance(run.data.validation, tuple) else ()):
+        if source.weight != 1:
+            yield Breach(
+                ("data", "validation", number, "weight"),
+                f"weight={source.weight:g} does not apply to held-out rows, which every evaluation reads once; "
+                "remove it",
+            )
+
+
 def splits_are_of_hub_datasets(run: Run) -> Iterator[Breach]:
     """Only a Hub dataset has named splits."""
     validation = run.data.validation if isinstance(run.data.validation, tuple) else ()
@@ -195,7 +199,11 @@ def splits_are_of_hub_datasets(run: Run) -> Iterator[Breach]:
 
 
 def output_is_no_input(run: Run) -> Iterator[Breach]:
-    """Results never overwrite what they are made from."""
+    """Results never overwrite what they are made from.
+
+    Names are compared as they are written, whether or not they are there, and addresses too. What is there of files
+    and folders, by their real paths and within one another, workflow/output.py looks at.
+    """
     output = run.output.path.rstrip("/")
     validation = run.data.validation if isinstance(run.data.validation, tuple) else ()
     inputs = {
@@ -221,9 +229,9 @@ RULES: tuple[Callable[[Run], Iterator[Breach]], ...] = (
     text_has_no_turns,
     schedule_settings_fit,
     optimizer_settings_fit,
-    batch_holds_a_row,
     evaluation_comes_before_the_end,
     validation_is_held_out,
+    validation_is_read_once,
     splits_are_of_hub_datasets,
     output_is_no_input,
 )

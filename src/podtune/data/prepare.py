@@ -26,7 +26,7 @@ from podtune.data.packing import Packing, one_example_a_row, pack_examples
 from podtune.data.prepare_encode import Chunk, WorkSettings, encode_chunk, read_chunk
 from podtune.data.prepare_held_out import held_out_prompts
 from podtune.data.prepare_inputs import Encoder, chunked
-from podtune.data.prepare_job import Job, open_job
+from podtune.data.prepare_job import PrepareJob, open_prepare_job
 from podtune.data.prepare_lock import preparation_lock
 from podtune.data.prepare_outcome import refuse_faults, refuse_nothing, source_reports
 from podtune.data.prepare_progress import PrepareProgress
@@ -64,7 +64,7 @@ def prepare(
         raise UserError(f"data.cache: {data.cache} is not a folder of this machine, which prepared data needs.")
     show = PrepareProgress(progress)
     with show, _disk_faults(cache):
-        job = open_job(data, tokenizer, show, max_length=max_length, seed=seed, cache=cache)
+        job = open_prepare_job(data, tokenizer, show, max_length=max_length, seed=seed, cache=cache)
         found = open_prepared(job.folder)
         if found is None:
             cache.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("PODTUNE_CACHE", "~/.cache/podtune")).expanduser() / "prepared"
 
 
-def _prepare_anew(job: Job, show: PrepareProgress) -> Prepared:
+def _prepare_anew(job: PrepareJob, show: PrepareProgress) -> Prepared:
     started = time.monotonic()
     if job.folder.exists():  # without a manifest: not ours to trust
         shutil.rmtree(job.folder)
@@ -98,7 +98,7 @@ def _prepare_anew(job: Job, show: PrepareProgress) -> Prepared:
         raise
 
 
-def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
+def _prepare_in(job: PrepareJob, show: PrepareProgress, started: float) -> Prepared:
     opened = [entry.read() for entry in job.inputs]
     encoders = tuple(shape and Encoder(job.tokenizer, job.data.train_on, shape) for shape, _ in opened)
     settings = WorkSettings(job.chunks, job.staging, job.max_length, job.data.too_long, job.seed, encoders)
@@ -137,7 +137,10 @@ def _prepare_in(job: Job, show: PrepareProgress, started: float) -> Prepared:
 
 
 def _encode(
-    job: Job, sources: Sequence[Iterator[Record | Refused]], workers: Workers[WorkSettings], show: PrepareProgress
+    job: PrepareJob,
+    sources: Sequence[Iterator[Record | Refused]],
+    workers: Workers[WorkSettings],
+    show: PrepareProgress,
 ) -> list[Chunk]:
     """All chunks, in the order of the data. Those that are there are kept.
 
@@ -179,7 +182,7 @@ def _encode(
 
 
 def _write(
-    job: Job, examples_of: dict[str, Examples], workers: Workers[WorkSettings], show: PrepareProgress
+    job: PrepareJob, examples_of: dict[str, Examples], workers: Workers[WorkSettings], show: PrepareProgress
 ) -> list[PreparedSplit]:
     """Packs the splits that have examples and writes their shards."""
     row_tokens = _row_tokens(job, examples_of["train"], examples_of["validation"])
@@ -213,7 +216,7 @@ def _write(
     return splits
 
 
-def _row_tokens(job: Job, train: Examples, validation: Examples) -> int:
+def _row_tokens(job: PrepareJob, train: Examples, validation: Examples) -> int:
     """max_length, or less where nothing needs a row as long as that, or where it was not asked for and would put a
     small data set into a handful of rows, which make the steps."""
     longest = max(int(train.length.max(initial=1)), int(validation.length.max(initial=1)))

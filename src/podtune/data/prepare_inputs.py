@@ -127,7 +127,7 @@ def chunked(records: Iterator[Record | Refused]) -> Iterator[list[Record | Refus
     characters = 0
     for record in records:
         chunk.append(record)
-        characters += characters_in(record.value) if isinstance(record, Record) else 0
+        characters += record_characters(record.value) if isinstance(record, Record) else 0
         if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0
@@ -135,13 +135,13 @@ def chunked(records: Iterator[Record | Refused]) -> Iterator[list[Record | Refus
         yield chunk
 
 
-def characters_in(value: Any) -> int:
+def record_characters(value: Any) -> int:
     """About how much text a record holds."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(characters_in, cast(dict[str, Any], value).values()))
+        return sum(map(record_characters, cast(dict[str, Any], value).values()))
     if isinstance(value, list):
         items = cast(list[Any], value)
-        return 4 * len(items) if items and isinstance(items[0], int) else sum(map(characters_in, items))
+        return 4 * len(items) if items and isinstance(items[0], int) else sum(map(record_characters, items))
     return 8

@@ -17,7 +17,7 @@ _NAME_DIGITS = 24  # of the fingerprint in a folder's name
 
 
 @dataclass(frozen=True)
-class Job:
+class PrepareJob:
     """Everything one preparation works from. The first train_inputs of inputs are trained on, the others held out."""
 
     data: Data
@@ -63,9 +63,9 @@ class Job:
         return core_count()
 
 
-def open_job(
+def open_prepare_job(
     data: Data, tokenizer: Tokenizer, show: PrepareProgress, *, max_length: int, seed: int, cache: Path
-) -> Job:
+) -> PrepareJob:
     """Finds the files and hashes those that are not known. Raises UserError for what is not there."""
     train = [open_input(data, source) for source in data.train]
     given = data.validation if isinstance(data.validation, tuple) else ()
@@ -86,4 +86,4 @@ def open_job(
         "seed": seed,
         **{name: getattr(data, name) for name in ("train_on", "too_long", "packing", "deduplicate")},
     }
-    return Job(data, tokenizer, max_length, seed, cache, inputs, len(train), settings, hashes)
+    return PrepareJob(data, tokenizer, max_length, seed, cache, inputs, len(train), settings, hashes)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from podtune.config.errors import UserError
 from podtune.config.wording import counted
 from podtune.data.prepare_encode import Chunk
-from podtune.data.prepare_job import Job
+from podtune.data.prepare_job import PrepareJob
 from podtune.data.prepare_report import DROPPED, SourceReport, Tally
 from podtune.data.prepare_select import Examples
 
@@ -18,7 +18,7 @@ REFUSALS = {
 }
 
 
-def source_reports(job: Job, chunks: Sequence[Chunk]) -> list[SourceReport]:
+def source_reports(job: PrepareJob, chunks: Sequence[Chunk]) -> list[SourceReport]:
     """Adds up what the chunks of each source say."""
     reports = [SourceReport(entry.name, entry.source.weight) for entry in job.inputs]
     for chunk in chunks:
@@ -52,7 +52,7 @@ def refuse_faults(chunks: Sequence[Chunk], *, read_all: bool) -> None:
     raise UserError("\n".join(lines))
 
 
-def refuse_nothing(job: Job, examples: Examples, reports: Sequence[SourceReport], split: str) -> None:
+def refuse_nothing(job: PrepareJob, examples: Examples, reports: Sequence[SourceReport], split: str) -> None:
     """Raises UserError when no example is left of the reported sources."""
     if len(examples):
         return

@@ -1,6 +1,6 @@
 """Between the halves of preparing: which examples are duplicates, which are held out, how often an epoch sees each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int32, Int64, UInt64
 from podtune.config.errors import UserError
 from podtune.config.wording import counted
 from podtune.data.prepare_encode import Chunk
-from podtune.data.prepare_job import Job
+from podtune.data.prepare_job import PrepareJob
 from podtune.data.prepare_report import PLACES, REASON_EQUAL, SourceReport
 from podtune.data.rows import place
 
@@ -62,7 +62,7 @@ def join_chunks(chunks: Sequence[Chunk]) -> Examples:
 
 
 def select(
-    job: Job, chunks: Sequence[Chunk], reports: list[SourceReport], notes: list[str]
+    job: PrepareJob, chunks: Sequence[Chunk], reports: list[SourceReport], notes: list[str]
 ) -> tuple[Examples, Examples]:
     """Examples as one epoch of training sees them, and the held-out ones. Completes the reports and the notes."""
 
@@ -93,7 +93,21 @@ def select(
         notes += [note] if note else []
         validation, train = train.where(held_out), train.where(~held_out)
     weights = [source.weight for source in job.data.train]
-    return train.where(passes(train, weights)), validation
+    seen = passes(train, weights)
+    notes += _left_out_by_weight(train, seen, weights, reports)
+    return train.where(seen), validation
+
+
+def _left_out_by_weight(
+    train: Examples, seen: Int64[np.ndarray, "seen"], weights: Sequence[float], reports: Sequence[SourceReport]
+) -> Iterator[str]:
+    """What is to be said of the sources whose weight leaves rows out."""
+    first = train.piece == 0
+    for source, weight in enumerate(weights):
+        rows = int(np.count_nonzero(first & (train.source == source)))
+        if weight < 1 and rows:
+            left = int(np.count_nonzero(first[seen] & (train.source[seen] == source)))
+            yield f"{reports[source].name}: weight {weight:g} trains on {left:,} of {counted(rows, 'row')}"
 
 
 def first_of_equals(examples: Examples) -> Bool[np.ndarray, "examples"]:
@@ -151,7 +165,8 @@ def _count_to_hold_out(wanted: Literal["auto", "none"] | int | float, total: int
 
 
 def passes(examples: Examples, weights: Sequence[float]) -> Int64[np.ndarray, "seen"]:
-    """Indices of examples as an epoch sees them: a source of weight 2.5 twice, and half of its rows once more."""
+    """Indices of examples as an epoch sees them: a source of weight 2.5 twice, and half of its rows once more. At least
+    one row of each source, however small its weight: a source that is named is trained on."""
     times = np.zeros(len(examples), np.int64)
     for source, weight in enumerate(weights):
         members = np.flatnonzero(examples.source == source)
@@ -160,6 +175,6 @@ def passes(examples: Examples, weights: Sequence[float]) -> Int64[np.ndarray, "s
         if fraction and len(members):
             digests = examples.digest[members, 1]
             rows, inverse = np.unique(digests, return_inverse=True)
-            extra = np.arange(len(rows)) < round(fraction * len(rows))
+            extra = np.arange(len(rows)) < max(round(fraction * len(rows)), int(weight < 1))
             times[members] += extra[inverse]
     return np.repeat(np.arange(len(examples), dtype=np.int64), times)

@@ -18,9 +18,12 @@ def index_path(shard: Path) -> Path:
 
 
 def write_index(shard: Path, offsets: UInt64[np.ndarray, "records_and_one"]) -> None:
-    """Writes the index whole or not at all."""
-    unfinished = shard.with_name(f"{shard.name}.idx.{os.getpid()}.tmp.npy")
-    np.save(unfinished, offsets.astype(np.uint64))
+    """Writes the index whole or not at all: it is on disk before it has its name."""
+    unfinished = shard.with_name(f"{shard.name}.idx.{os.getpid()}.tmp.npy")  # so named, preparing clears it away
+    with open(unfinished, "wb") as file:
+        np.save(file, offsets.astype(np.uint64))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(unfinished, index_path(shard))
 
 

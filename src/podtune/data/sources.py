@@ -17,7 +17,7 @@ from podtune.data.read_tables import read_csv, read_parquet, read_tsv
 from podtune.data.read_text import read_text, read_text_lines, read_text_paragraphs, read_tfrecord
 from podtune.data.rows import Record, Refused
 from podtune.hub.addresses import check_address, file_system, is_address
-from podtune.hub.download import HubId, parse_hub_id
+from podtune.hub.download import HubId, open_hub_dataset, parse_hub_id
 from podtune.hub.remote import content_identity
 
 Reader = Callable[[DataFile], Iterator[Record | Refused]]
@@ -49,7 +49,7 @@ _READ = "jsonl, json, csv, tsv, parquet, txt, md and tfrecord, each also with .g
 
 def list_files(source: Source) -> tuple[DataFile, ...]:
     """The files of a source, sorted by name. Raises UserError when there are none, or of a kind podtune cannot read."""
-    check_source(source)
+    check_data_source(source)
     path = source.path
     if path.startswith("hub://"):
         files = _hub_files(source)
@@ -60,11 +60,10 @@ def list_files(source: Source) -> tuple[DataFile, ...]:
     return files if source.documents == "file" else _divided(source, files)
 
 
-def check_source(source: Source) -> None:
+def check_data_source(source: Source) -> None:
     """Raises UserError for what can be known to be wrong before anything is fetched or looked for."""
     path = source.path
-    if source.split and not path.startswith("hub://"):
-        raise UserError(f"data: split: {source.split}: only Hub datasets have splits; {path} is not one (hub://...).")
+    assert not source.split or path.startswith("hub://"), "as config/rules.py sees to, with file and line"
     if path.startswith("hub://"):
         _hub_dataset(path)
     elif is_address(path):
@@ -149,8 +148,7 @@ def _remote_files(url: str) -> tuple[DataFile, ...]:
             infos = [system.info(name) for name in found]
         else:
             info = system.info(path)
-            inside = system.find(path, detail=True).values() if info["type"] == "directory" else [info]
-            infos = sorted(inside, key=lambda entry: str(entry["name"]))
+            infos = _files_of_folder(system, path) if info["type"] == "directory" else [info]
     except FileNotFoundError as error:
         raise UserError(f"{url}: there is no such file or folder.") from error
     except Exception as error:  # each storage has exceptions of its own for a key that is wrong or missing
@@ -164,6 +162,14 @@ def _remote_files(url: str) -> tuple[DataFile, ...]:
     return tuple(files) if is_pattern(path) else _one_kind(url, files)
 
 
+def _files_of_folder(system: Any, path: str) -> list[Mapping[str, Any]]:
+    """The files of a remote folder, sorted, but for those that local_files.files_below passes over: of a Spark job that
+    was broken off, of a notebook."""
+    found: dict[str, Mapping[str, Any]] = system.find(path, detail=True)
+    root = str(system._strip_protocol(path)).rstrip("/") + "/"
+    return [about for name, about in sorted(found.items()) if not _hidden(name.removeprefix(root).split("/"))]
+
+
 def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:
     name = str(info["name"])
     found = format_of(name)
@@ -174,11 +180,10 @@ def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:
 
 
 def _hub_files(source: Source) -> tuple[DataFile, ...]:
-    """The files of one split of a Hub dataset, fetched."""
-    from podtune.hub.download import download_dataset_file, hub_dataset_files
-
+    """The files of one split of a Hub dataset, fetched; all of one commit, whatever is pushed meanwhile."""
     hub_id, split = _hub_dataset(source.path)
-    names = [name for name in hub_dataset_files(hub_id.name, hub_id.revision) if not _hidden(Path(name).parts)]
+    dataset = open_hub_dataset(hub_id)
+    names = [name for name in dataset.names if not _hidden(Path(name).parts)]
     files = [
         DataFile(f"hub://{hub_id}/{name}", *found)
         for name in names
@@ -189,9 +194,8 @@ def _hub_files(source: Source) -> tuple[DataFile, ...]:
         raise UserError(f"{source.path}: the dataset holds no file that podtune reads ({_READ}). It holds {listed}.")
     chosen = _of_split(source.path, files, source.split or split)
     start = len(f"hub://{hub_id}/")
-    return tuple(
-        replace(file, local=download_dataset_file(hub_id.name, file.origin[start:], hub_id.revision)) for file in chosen
-    )
+    paths = dataset.fetch([file.origin[start:] for file in chosen])
+    return tuple(replace(file, local=path) for file, path in zip(chosen, paths, strict=True))
 
 
 def _hub_dataset(path: str) -> tuple[HubId, str | None]:

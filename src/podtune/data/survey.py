@@ -67,7 +67,8 @@ def survey_source(path: str) -> Survey:
         raise UserError(f"{path}: there are no rows in {counted(len(files), 'file')}.")
     if not sound:
         raise UserError("\n".join(map(str, first)))
-    columns = {} if has_usual_columns(sound) else meant_by(sound[0].value) or {}
+    texts = {name: value for row in reversed(sound) for name, value in row.value.items() if isinstance(value, str)}
+    columns = {} if has_usual_columns(sound) else meant_by(texts) or {}  # the first row alone may have no context
     survey = Survey(len(files), sniff_shape(sound, columns=columns), columns)
     for record in chain(first, records):
         try:
@@ -78,7 +79,7 @@ def survey_source(path: str) -> Survey:
             survey.add_fault(str(error))
             continue
         survey.rows += 1
-        length = characters_in(row)
+        length = row_characters(row)
         survey.characters += length
         if length > survey.longest:
             survey.longest, survey.longest_at = length, place(row.source, row.number)
@@ -90,7 +91,7 @@ def survey_source(path: str) -> Survey:
     return survey
 
 
-def characters_in(row: Row) -> int:
+def row_characters(row: Row) -> int:
     """The characters of a row's texts; of tokens, what they would about be."""
     value = row.value
     if isinstance(value, Conversation):

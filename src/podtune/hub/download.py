@@ -4,12 +4,13 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME, parse_index, weight_files
-from podtune.hub.selection import missing_file, model_files, what_it_holds
+from podtune.hub.selection import Amount, is_of_tokenizer, missing_file, model_files
 from podtune.hub.telling import Progress, teller
 from podtune.hub.transfer import Repository, fetch_file, patiently
 
@@ -38,10 +39,11 @@ def fetch_model(
     *,
     cache: Path | None = None,
     offline: bool = False,
-    config_only: bool = False,
+    amount: Amount = "weights",
     progress: Progress | None = None,
 ) -> Path:
-    """The local folder of a model: configuration, tokenizer and safetensors, nothing else of its repository.
+    """The local folder of a model: configuration, tokenizer and safetensors, or so much of them as `amount` says, and
+    nothing else of its repository.
 
     Without a network (or with `offline`, or HF_HUB_OFFLINE) it is what the cache holds, which is said. Raises UserError
     for a model that does not exist, may not be read or has no safetensors; RunFailure when the network gives out.
@@ -49,14 +51,14 @@ def fetch_model(
     tell = teller(progress)
     listing = _list_repository(hub_id, "model", cache, offline, tell)
     if isinstance(listing, Path):
-        return _cached_model(hub_id, listing, config_only=config_only)
+        return _cached_model(hub_id, listing, amount=amount)
     repository, names = listing
-    fault = missing_file(names, config_only=config_only)
+    fault = missing_file(names, amount=amount)
     if fault is not None:
         raise UserError(f"model: {hub_id} (commit {repository.commit[:12]}) {fault}")
-    wanted = model_files(names, config_only=config_only)
+    wanted = model_files(names, amount=amount)
     paths = _fetch_all(repository, wanted, tell)
-    if not config_only and SINGLE_NAME not in names:
+    if amount == "weights" and SINGLE_NAME not in names:
         index = paths[wanted.index(INDEX_NAME)]
         shards = sorted(set(parse_index(index.read_text(encoding="utf-8"), index).values()))
         absent = [name for name in shards if name not in names]
@@ -66,44 +68,34 @@ def fetch_model(
     return paths[0].parent
 
 
-def hub_dataset_files(
-    repo: str,
-    revision: str | None = None,
-    *,
-    cache: Path | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-) -> list[str]:
-    """The names of the files in a dataset repository, sorted; without a network, of those in the cache."""
-    listing = _list_repository(HubId(repo, revision), "dataset", cache, offline, teller(progress))
-    if isinstance(listing, Path):
-        return sorted(str(path.relative_to(listing)) for path in listing.rglob("*") if path.is_file())
-    return sorted(listing[1])
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset repository at one commit. names: its files, sorted; without a network, those in the cache.
+
+    place: where they are fetched from, or the folder in the cache."""
+
+    names: tuple[str, ...]
+    place: Repository | Path
+
+    def fetch(self, names: Sequence[str], *, progress: Progress | None = None) -> list[Path]:
+        """The local paths of some of its files, in their order, downloaded where the cache lacks them. Raises UserError
+        for what may not be read, RunFailure when the network gives out."""
+        assert set(names) <= set(self.names)
+        if isinstance(self.place, Path):
+            return [self.place / name for name in names]
+        return _fetch_all(self.place, names, teller(progress))
 
 
-def download_dataset_file(
-    repo: str,
-    name: str,
-    revision: str | None = None,
-    *,
-    cache: Path | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-) -> Path:
-    """The local path of one file of a dataset repository, downloaded where the cache lacks it."""
-    tell = teller(progress)
-    hub_id = HubId(repo, revision)
-    listing = _list_repository(hub_id, "dataset", cache, offline, tell)
+def open_hub_dataset(
+    hub_id: HubId, *, cache: Path | None = None, offline: bool = False, progress: Progress | None = None
+) -> HubDataset:
+    """Asks the Hub once what a dataset holds. Raises UserError when there is none or it may not be read."""
+    listing = _list_repository(hub_id, "dataset", cache, offline, teller(progress))
     if isinstance(listing, Path):
-        if not (listing / name).is_file():
-            raise UserError(
-                f"data: {hub_id}: {name} is not in the cache and there is no network. Connect, or unset offline."
-            )
-        return listing / name
+        names = (str(path.relative_to(listing)) for path in listing.rglob("*") if path.is_file())
+        return HubDataset(tuple(sorted(names)), listing)
     repository, names = listing
-    if name not in names:
-        raise UserError(f"data: {hub_id} has no file {name} on the Hub. {what_it_holds(names)}")
-    return _fetch_all(repository, [name], tell)[0]
+    return HubDataset(tuple(sorted(names)), repository)
 
 
 def _list_repository(
@@ -201,10 +193,14 @@ def _snapshot(
     raise UserError(f"{where}: {message}")
 
 
-def _cached_model(hub_id: HubId, folder: Path, *, config_only: bool) -> Path:
+def _cached_model(hub_id: HubId, folder: Path, *, amount: Amount) -> Path:
     """`folder`, when the cached snapshot has all that is needed."""
     try:
-        complete = (folder / "config.json").is_file() and (config_only or weight_files(folder) is not None)
+        complete = (folder / "config.json").is_file()
+        if amount == "tokenizer":
+            complete &= any(is_of_tokenizer(path.name) for path in folder.iterdir())
+        elif amount == "weights":
+            complete &= weight_files(folder) is not None
     except UserError:
         complete = False
     if not complete:

@@ -18,7 +18,7 @@ from podtune.config.wording import readable_bytes
 from podtune.hub.addresses import file_system
 from podtune.hub.atomic import atomic_file
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME, parse_index
-from podtune.hub.selection import missing_file, model_files
+from podtune.hub.selection import Amount, missing_file, model_files
 from podtune.hub.telling import Progress, teller
 
 _PIECE_BYTES = 16 << 20
@@ -53,7 +53,7 @@ def fetch_remote_model(
     *,
     cache: Path | None = None,
     offline: bool = False,
-    config_only: bool = False,
+    amount: Amount = "weights",
     progress: Progress | None = None,
 ) -> Path:
     """The local copy of a model folder or a .gguf file in an object store; only what a model needs is copied.
@@ -72,13 +72,13 @@ def fetch_remote_model(
     files = {file.name: file for file in remote_files(source)}
     if not files:
         raise UserError(f"model: {source}: no such directory, or it is empty. Check the address.")
-    fault = missing_file(list(files), config_only=config_only)
+    fault = missing_file(list(files), amount=amount)
     if fault is not None:
         raise UserError(f"model: {source} {fault}")
     folder = _place(source, cache)
-    for name in model_files(list(files), config_only=config_only):
+    for name in model_files(list(files), amount=amount):
         _fetch(source, files[name], folder / name, tell)
-    if not config_only and SINGLE_NAME not in files:
+    if amount == "weights" and SINGLE_NAME not in files:
         shards = parse_index((folder / INDEX_NAME).read_text(encoding="utf-8"), f"{source}/{INDEX_NAME}")
         for name in sorted(set(shards.values())):
             if name not in files:
@@ -170,19 +170,49 @@ def _place(source: str, cache: Path | None) -> Path:
 
 
 def _fetch(source: str, file: RemoteFile, local: Path, tell: Progress) -> None:
-    """Copies one file to `local`, unless the copy there is of the same content."""
-    note = local.with_name(f".{local.name}.identity")
+    """Copies one file to `local`, unless the copy there is of the same content. Of several processes or threads that
+    want it, one copies and the others wait."""
+    from filelock import FileLock, Timeout
+
+    if _is_here(file, local):  # asked first without the lock, for a cache that may only be read
+        return
+    local.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(local.with_name(f".{local.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        tell(f"{file.name}: another process is copying it; waiting for that")
+        lock.acquire()
+    try:
+        if not _is_here(file, local):
+            _copy(source, file, local, tell)
+    finally:
+        lock.release()
+
+
+def _is_here(file: RemoteFile, local: Path) -> bool:
+    """Whether the copy is whole and of the content that the store has now."""
+    return _is_noted(file, local) and local.is_file() and local.stat().st_size == file.bytes
+
+
+def _is_noted(file: RemoteFile, local: Path) -> bool:
+    """Whether what lies here of a file, whole or partial, is of the content that the store has now."""
+    note = _note(local)
+    return bool(file.identity) and note.is_file() and note.read_text() == f"{file.bytes} {file.identity}"
+
+
+def _note(local: Path) -> Path:
+    return local.with_name(f".{local.name}.identity")
+
+
+def _copy(source: str, file: RemoteFile, local: Path, tell: Progress) -> None:
     partial = local.with_name(f".{local.name}.partial")
-    known = f"{file.bytes} {file.identity}"
-    if file.identity and note.is_file() and note.read_text() == known:
-        if local.is_file() and local.stat().st_size == file.bytes:
-            return
-    else:
+    if not _is_noted(file, local):
         # Whatever lies here, whole or partial, is of another content.
         partial.unlink(missing_ok=True)
         local.unlink(missing_ok=True)
-        with atomic_file(note) as out:
-            out.write(known.encode())
+        with atomic_file(_note(local)) as out:
+            out.write(f"{file.bytes} {file.identity}".encode())
     filesystem, _ = file_system(source)
     if file.bytes > _PIECE_BYTES:
         tell(f"copying {file.name} ({readable_bytes(file.bytes)}) from {source}")
@@ -199,7 +229,8 @@ def _fetch(source: str, file: RemoteFile, local: Path, tell: Progress) -> None:
             here += len(piece)
         out.flush()
         os.fsync(out.fileno())
-    if here != file.bytes or (file.md5 is not None and digest.hexdigest() != file.md5):
+        written = os.fstat(out.fileno()).st_size
+    if written != file.bytes or (file.md5 is not None and digest.hexdigest() != file.md5):
         partial.unlink()
         raise RunFailure(
             f"{source}: {file.name} arrived with another size or checksum than the store gives; it changed "

@@ -1,8 +1,12 @@
 """Which files of a repository make up a model, and what to say when they do not. Used by download and remote."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from podtune.hub.safetensors_store import INDEX_NAME, SINGLE_NAME
+
+Amount = Literal["configuration", "tokenizer", "weights"]
+"""How much of a model is fetched, each with what stands before it: the tokenizer is enough to prepare data."""
 
 CONFIG_FILES = ("config.json", "generation_config.json", INDEX_NAME)
 _TOKENIZER_FILES = (
@@ -20,26 +24,30 @@ _TOKENIZER_FILES = (
 )
 
 
-def model_files(names: Sequence[str], *, config_only: bool) -> list[str]:
+def model_files(names: Sequence[str], *, amount: Amount) -> list[str]:
     """Those of `names` that a model needs, but for the shards, which its index names. Weights come last.
 
-    `config_only` takes the configuration and the index. Where there are both a single file and an index, the single
-    file counts, as in transformers.
+    The index counts as configuration. Where there are both a single file and an index, the single file counts, as in
+    transformers.
     """
-    wanted = [name for name in CONFIG_FILES if name in names]
-    if config_only:
+    alone = SINGLE_NAME in names
+    wanted = [name for name in CONFIG_FILES if name in names and not (alone and name == INDEX_NAME)]
+    if amount == "configuration":
         return wanted
-    wanted += [name for name in names if name in _TOKENIZER_FILES or name.startswith("additional_chat_templates/")]
-    if SINGLE_NAME in names:
-        return [name for name in wanted if name != INDEX_NAME] + [SINGLE_NAME]
-    return wanted
+    wanted += [name for name in names if is_of_tokenizer(name)]
+    return [*wanted, SINGLE_NAME] if amount == "weights" and alone else wanted
 
 
-def missing_file(names: Sequence[str], *, config_only: bool) -> str | None:
+def is_of_tokenizer(name: str) -> bool:
+    """Whether a file of a repository belongs to its tokenizer."""
+    return name in _TOKENIZER_FILES or name.startswith("additional_chat_templates/")
+
+
+def missing_file(names: Sequence[str], *, amount: Amount) -> str | None:
     """What keeps `names` from being a model, in words, or None."""
     if "config.json" not in names:
         return f"has no config.json. {what_it_holds(names)}"
-    if not config_only and SINGLE_NAME not in names and INDEX_NAME not in names:
+    if amount == "weights" and SINGLE_NAME not in names and INDEX_NAME not in names:
         return f"has no {SINGLE_NAME} and no {INDEX_NAME}. {what_it_holds(names)}"
     return None
 

@@ -20,6 +20,7 @@ from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
 from podtune.hub.remote import fetch_remote_model
 from podtune.hub.safetensors_store import SafetensorsStore
+from podtune.hub.selection import Amount
 from podtune.hub.telling import Progress
 from podtune.hub.tensors import TensorStore
 
@@ -48,10 +49,17 @@ class ModelFiles:
         return SafetensorsStore(self.folder)
 
     def read_text(self, name: str) -> str | None:
-        """The content of a text file of the folder, or None where there is no such file."""
+        """The content of a text file of the folder, or None where there is no such file. Raises UserError."""
         if self.folder is None or not (self.folder / name).is_file():
             return None
-        return (self.folder / name).read_text(encoding="utf-8")
+        try:
+            return (self.folder / name).read_text(encoding="utf-8")
+        except ValueError:
+            raise UserError(f"{self.folder / name}: is not UTF-8. Download or save the model again.") from None
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """The mapping in a JSON file of the folder, or None where there is no such file. Raises UserError."""
+        return None if self.folder is None else _read_json(self.folder / name)
 
 
 def resolve_model(
@@ -59,17 +67,17 @@ def resolve_model(
     *,
     cache: Path | None = None,
     offline: bool = False,
-    config_only: bool = False,
+    amount: Amount = "weights",
     progress: Progress | None = None,
 ) -> ModelFiles:
     """Fetches (where it is not here yet) and opens the model that `source` names.
 
-    `config_only` leaves the weights where they are, for planning. Raises UserError when there is no such model or it
-    cannot be used, RunFailure when the network gives out.
+    amount: how much is fetched of a model that is not here; a GGUF file comes whole. Raises UserError when there is no
+    such model or it cannot be used, RunFailure when the network gives out.
     """
-    hub_id = check_source(source)
+    hub_id = check_model_source(source)
     if is_remote(source):
-        local = fetch_remote_model(source, cache=cache, offline=offline, config_only=config_only, progress=progress)
+        local = fetch_remote_model(source, cache=cache, offline=offline, amount=amount, progress=progress)
         return _open_local(source, local)
     if hub_id is None:
         try:
@@ -80,7 +88,7 @@ def resolve_model(
                 "it readable."
             ) from error
     try:
-        folder = fetch_model(hub_id, cache=cache, offline=offline, config_only=config_only, progress=progress)
+        folder = fetch_model(hub_id, cache=cache, offline=offline, amount=amount, progress=progress)
     except (UserError, RunFailure) as error:
         if hint := perhaps_a_path(source):
             raise type(error)(f"{error}{hint}") from error
@@ -88,7 +96,7 @@ def resolve_model(
     return _open_folder(source, folder)
 
 
-def check_source(source: str) -> HubId | None:
+def check_model_source(source: str) -> HubId | None:
     """The Hub id that `source` is, if it is one and no path or address. Raises UserError for what is none of these, or
     an address that cannot be reached from here. Asks no network."""
     if is_remote(source):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podtune.config.errors import UserError
 from podtune.hub.gguf_tokenizer import tokenizer_arguments
@@ -31,6 +31,7 @@ _PADDING_NAMES = (
     "<unused0>",
     "<unk>",
 )
+_SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 class Tokenizer:
@@ -151,8 +152,7 @@ def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Token
         inner = _from_folder(files)
     if chat_template is not None:
         inner.chat_template = chat_template
-    eos_ids = _as_list(files.generation_config.get("eos_token_id")) or _as_list(files.config.get("eos_token_id"))
-    return Tokenizer(inner, eos_ids=eos_ids)
+    return Tokenizer(inner, eos_ids=_eos_ids(files))
 
 
 def _from_folder(files: ModelFiles) -> "PreTrainedTokenizerFast":
@@ -160,6 +160,10 @@ def _from_folder(files: ModelFiles) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     assert files.folder is not None
+    for name in _SIDE_FILES:  # so that the one that is damaged is named
+        files.read_json(name)
+    older = files.read_json("chat_template.json")
+    files.read_text("chat_template.jinja")
     has_json = (files.folder / "tokenizer.json").is_file()
     try:
         if has_json:
@@ -179,12 +183,27 @@ def _from_folder(files: ModelFiles) -> "PreTrainedTokenizerFast":
             f"{files.folder}: the tokenizer ({type(inner).__name__}) has no fast form, which masks need. "
             "Put the model's tokenizer.json into the folder."
         )
-    if inner.chat_template is None and (older := files.read_text("chat_template.json")) is not None:
-        inner.chat_template = json.loads(older).get("chat_template")
+    if inner.chat_template is None and older is not None:
+        inner.chat_template = older.get("chat_template")
+    named = inner.chat_template if isinstance(inner.chat_template, dict) else {"default": inner.chat_template}
+    if wrong := next((one for one in named.values() if not isinstance(one, str | None)), None):
+        raise UserError(
+            f"{files.folder}: the chat template is a {type(wrong).__name__}, not a text. Download the model's "
+            "tokenizer_config.json again, or name a Jinja file in model.chat_template."
+        )
     return inner
 
 
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    if ids is None:
-        return []
-    return list(ids) if isinstance(ids, list) else [ids]
+def _eos_ids(files: ModelFiles) -> list[int]:
+    """The ids that end a text by the model's configuration, which some models have apart from the tokenizer's."""
+    for name, content in (("generation_config.json", files.generation_config), ("config.json", files.config)):
+        told: Any = content.get("eos_token_id")
+        ids: list[Any] = [] if told is None else told if isinstance(told, list) else [told]
+        if not all(isinstance(one, int) for one in ids):
+            raise UserError(
+                f"model: {files.source}: {name}: eos_token_id={told!r} is no token id, nor a list of them. Download or "
+                "save the model again."
+            )
+        if ids:
+            return ids
+    return []

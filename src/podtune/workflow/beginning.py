@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from podtune.config.errors import UserError
+from podtune.config.schema import Run
 from podtune.config.wording import counted, readable_bytes
 from podtune.hub.addresses import is_address, is_remote
 from podtune.workflow.environment import host_memory
+from podtune.workflow.output import OutputFolder
 from podtune.workflow.work import Work
 
 DEFAULT_ROW_TOKENS = 2048
@@ -20,9 +23,19 @@ _CLOSE = 0.9
 _FEW_TOKENS = 200  # the mean loss of fewer moves by a tenth or more from one choice of rows to the next
 
 
-def open_model(work: Work, *, offline: bool = False) -> None:
+def prepare_alone(run: Run, console: Console, *, report: Console) -> Work:
+    """The data of a run prepared as the run will find it, and what was opened for that; fetches no weights.
+
+    report: what the table of what became of the rows is printed on."""
+    work = Work(run, console, OutputFolder(Path(run.output.path), writes=False))
+    open_model(work, weights=False)
+    prepare_data(work, report=report)
+    return work
+
+
+def open_model(work: Work, *, offline: bool = False, weights: bool = True) -> None:
     """Configuration, tokenizer and the list of weights: all that data and planning need of the model. offline: fetch
-    nothing."""
+    nothing. weights: False neither fetches them nor looks at their list, which preparing data does not need."""
     from podtune.data.templates import require_readable
     from podtune.families import model_from_files
     from podtune.families.loading import plan_loading
@@ -31,24 +44,29 @@ def open_model(work: Work, *, offline: bool = False) -> None:
 
     settings = work.run.model
     cache = Path(settings.cache) if settings.cache else None
-    work.files = resolve_model(settings.source, cache=cache, progress=work.say, offline=offline)
+    work.files = resolve_model(
+        settings.source, cache=cache, progress=work.say, offline=offline, amount="weights" if weights else "tokenizer"
+    )
     work.model = model_from_files(work.files)
-    plan_loading(work.model, work.files.tensors())  # what is missing or broken shows before the data is prepared
+    if weights:
+        plan_loading(work.model, work.files.tensors())  # what is missing or broken shows before the data is prepared
     work.tokenizer = load_tokenizer(work.files, _template(settings.chat_template))
     require_readable(work.tokenizer, settings.chat_template or f"that of {settings.source}")
     work.say(f"model: {settings.source} ({work.model.family.name}, {_count(parameters(work.model))} parameters)")
 
 
-def prepare_data(work: Work) -> None:
-    """Rows into packed TFRecord shards, or those from the cache; the table of what became of the rows."""
+def prepare_data(work: Work, *, report: Console | None = None) -> None:
+    """Rows into packed TFRecord shards, or those from the cache; the table of what became of the rows, on the console
+    `report` where there is one apart from that for all else."""
     from podtune.data.prepare import prepare
 
     data = work.run.data
     work.prepared = prepare(
         data, work.tokenizer, max_length=row_tokens(work), seed=work.run.seed, progress=shown_console(work)
     )
-    if not work.console.quiet:
-        work.prepared.report.print(work.console)
+    report = report or work.console
+    if not report.quiet:
+        work.prepared.report.print(report)
     if work.prepared.validation is None and data.validation != "none":
         work.warn("no rows are held out: nothing tells whether the model learns or memorises.")
     held_out = work.prepared.validation
@@ -130,7 +148,10 @@ def row_tokens(work: Work) -> int:
     """data.max_length, or 2048, or the model's context where that is less."""
     context, asked = work.model.config.context_length, work.run.data.max_length
     if asked is not None and asked > context:
-        raise UserError(f"data.max_length={asked:,} is more than the model's context. Use at most {context:,}.")
+        raise UserError(
+            f"data.max_length={asked:,} is more than the model's context of {context:,} tokens. "
+            f"Use at most {context:,}."
+        )
     return asked or min(DEFAULT_ROW_TOKENS, context)
 
 

@@ -54,10 +54,10 @@ def faults_of(run: Run, console: Console, *, rows: int | None = None) -> Iterato
 
 def _address_faults(work: Work) -> Iterator[str]:
     """Of a model that is fetched when the run starts, and of the template it is to have."""
-    from podtune.hub.sources import check_source, perhaps_a_path
+    from podtune.hub.sources import check_model_source, perhaps_a_path
 
     source, template = work.run.model.source, work.run.model.chat_template
-    faults = _faults_in(lambda: check_source(source))
+    faults = _faults_in(lambda: check_model_source(source))
     yield from faults
     if not faults:
         work.say(f"model: {source} is fetched when the run starts; it was not looked at.{perhaps_a_path(source)}")
@@ -89,11 +89,11 @@ def _sources(data: Data) -> list[tuple[str, Source]]:
 
 def _form_faults(work: Work, rows: int | None) -> Iterator[str]:
     """Of the form of the rows that lie on this machine, where there is no tokenizer to prepare them with."""
-    from podtune.data.sources import check_source
+    from podtune.data.sources import check_data_source
 
     for use, source in _sources(work.run.data):
         if is_address(source.path):
-            faults = _faults_in(partial(check_source, source))
+            faults = _faults_in(partial(check_data_source, source))
             yield from faults
             if not faults:
                 work.say(f"data: {source.path} is fetched when the run starts; it was not looked at")
@@ -145,11 +145,13 @@ def _row_faults(work: Work) -> Iterator[str]:
     from podtune.train.geometry import plan_geometry
     from podtune.train.job import check_validation
     from podtune.workflow.beginning import prepare_data
+    from podtune.workflow.training import warn_of_short_batch
 
     if faults := _faults_in(lambda: prepare_data(work)):
         yield from faults
         return
     yield from _faults_in(lambda: check_validation(work.run, work.prepared.validation))
+    warn_of_short_batch(work)
     output = work.run.output.path
     if is_address(output) or not has_begun(Path(output)):  # a run that is gone on with keeps its batches
         train, mesh = work.prepared.train, stated_mesh(work.run.mesh)

@@ -72,13 +72,13 @@ def fingerprints(work: Work) -> dict[str, str]:
 def _data(work: Work) -> str:
     """The fingerprint that the data would be prepared under."""
     from podtune.data.prepare import default_cache
-    from podtune.data.prepare_job import open_job
+    from podtune.data.prepare_job import open_prepare_job
     from podtune.data.prepare_progress import PrepareProgress
 
     data = work.run.data
     cache = Path(data.cache) if data.cache else default_cache()
     length = beginning.row_tokens(work)
-    return open_job(
+    return open_prepare_job(
         data, work.tokenizer, PrepareProgress(None), max_length=length, seed=work.run.seed, cache=cache
     ).fingerprint
 

@@ -64,15 +64,20 @@ def check_steps(work: Work) -> None:
     from podtune.train.geometry import plan_geometry
 
     check_validation(work.run, work.prepared.validation)
+    warn_of_short_batch(work)
+    if work.output.anew:  # a run that is gone on with keeps its batches
+        split = work.prepared.train
+        plan_geometry(work.run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
+
+
+def warn_of_short_batch(work: Work) -> None:
+    """Says so where a batch is asked for that is less than a row. How long rows are is known once there are some."""
     asked, row = work.run.train.batch_tokens, work.prepared.train.row_tokens
     if isinstance(asked, int) and asked < row:
         work.warn(
             f"train.batch_tokens={asked:,} is less than a row of {row:,} tokens: a step takes whole rows. Shorten them "
             "with data.max_length for smaller steps."
         )
-    if work.output.anew:  # a run that is gone on with keeps its batches
-        split = work.prepared.train
-        plan_geometry(work.run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
 
 
 def answer_after(work: Work) -> None:
