@@ -49,7 +49,10 @@ def row_tokens(asked: int | None, config: dict[str, Any]) -> int:
     """data.max_length, or 2048, or the model's context where that is less. Raises UserError beyond the context."""
     from podtune.config.errors import UserError
 
-    context: int | None = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
+    inner = config.get("text_config")
+    context = {**config, **(inner if isinstance(inner, dict) else {})}.get("max_position_embeddings")
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
+        raise UserError(f"config.json: max_position_embeddings={context!r} must be a positive whole number.")
     if asked is not None and context is not None and asked > context:
         raise UserError(
             f"data.max_length={asked:,} is more than the model's context of {context:,} tokens. "

@@ -151,7 +151,8 @@ def load_tokenizer(files: ModelFiles, chat_template: str | None = None) -> Token
         inner = _from_folder(files)
     if chat_template is not None:
         inner.chat_template = chat_template
-    eos_ids = _as_list(files.generation_config.get("eos_token_id")) or _as_list(files.config.get("eos_token_id"))
+    ends = [_end_ids(files, name) for name in ("generation_config.json", "config.json")]
+    eos_ids = next(filter(None, ends), [])
     return Tokenizer(inner, eos_ids=eos_ids)
 
 
@@ -180,11 +181,27 @@ def _from_folder(files: ModelFiles) -> "PreTrainedTokenizerFast":
             "Put the model's tokenizer.json into the folder."
         )
     if inner.chat_template is None and (older := files.read_text("chat_template.json")) is not None:
-        inner.chat_template = json.loads(older).get("chat_template")
+        inner.chat_template = _older_template(files.folder / "chat_template.json", older)
     return inner
 
 
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    if ids is None:
-        return []
-    return list(ids) if isinstance(ids, list) else [ids]
+def _older_template(path: Path, text: str) -> str | None:
+    """The template in the file that held it before it had one of its own."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not JSON ({error}). Download it again, or name a model.chat_template.") from error
+    template = content.get("chat_template") if isinstance(content, dict) else content
+    if template is not None and not isinstance(template, str):
+        raise UserError(f"{path}: chat_template={template!r} must be text. Download it again.")
+    return template
+
+
+def _end_ids(files: ModelFiles, name: str) -> list[int]:
+    """eos_token_id of one of the two configurations: a number, a list of them, or nothing."""
+    content = files.config if name == "config.json" else files.generation_config
+    found = content.get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids):
+        raise UserError(f"{name}: eos_token_id={found!r} must be a token id or a list of them.")
+    return ids
