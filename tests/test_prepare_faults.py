@@ -229,6 +229,32 @@ def test_a_worker_that_is_killed_is_reported_and_what_is_finished_kept(
         prepare_chats(tmp_path, {"train": str(path), "workers": 2})
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_preparation_with_its_workers_and_leaves_nothing_that_counts(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    from workflow_cases import chats as rows_of_chats
+    from workflow_cases import run_file
+
+    write_rows(tmp_path / "many.jsonl", rows_of_chats(60_000))
+    data = {"train": str(tmp_path / "many.jsonl"), "validation": 4, "max_length": 64, "workers": 2}
+    file = run_file(tmp_path, data={**data, "cache": str(tmp_path / "cache")})
+    command = [sys.executable, "-m", "podtune.cli.main", "prepare", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        until = time.monotonic() + 120
+        while not list((tmp_path / "cache").glob("*.examples/chunk-*.npz")) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.stderr.read()
+    assert (process.returncode, said.splitlines()[-1]) == (130, "error: interrupted"), said
+    with pytest.raises(ProcessLookupError):  # no worker is left of its group; multiprocessing's own tracker goes last
+        for _ in range(100):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+    assert not list((tmp_path / "cache").rglob("manifest.json"))
+
+
 def kill_this_worker(*arguments: object) -> ChunkSummary:
     if "PYTEST_CURRENT_TEST" in os.environ and multiprocessing.parent_process() is None:
         time.sleep(0.1)
