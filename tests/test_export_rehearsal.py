@@ -39,6 +39,56 @@ def test_a_sound_export_passes_and_leaves_nothing_behind(tmp_path):
     assert rehearsed.warnings == ()
 
 
+def with_value(weights, place, value):
+    """The weights with one value of the second layer's MLP in the place of what was there."""
+    down = weights.layers.mlp.down
+    base = getattr(down, "base", down)
+    base = base.at[(1, *place)].set(value)
+    down = dataclasses.replace(down, base=base) if base is not down and hasattr(down, "base") else base
+    return dataclasses.replace(
+        weights, layers=dataclasses.replace(weights.layers, mlp=dataclasses.replace(weights.layers.mlp, down=down))
+    )
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, None])
+@pytest.mark.parametrize(
+    ("dtype", "value", "is_refused"),
+    [
+        ("float16", 65519.0, False), ("float16", -65521.0, True), ("float16", 7e4, True), ("float16", 1e38, True),
+        ("bfloat16", 7e4, False), ("bfloat16", 3.4e38, True), ("float32", 3.4e38, False),
+    ],
+)  # fmt: skip
+def test_a_value_that_would_become_infinite_is_refused_before_training_and_before_it_is_written(
+    tmp_path, settings, dtype, value, is_refused
+):
+    model, weights = adapted_model("llama", settings)
+    weights = with_value(weights, (3, 5), value)
+    arguments = {"dtype": dtype, "adapter": settings}
+    if not is_refused:
+        a_rehearsal(tmp_path, model, weights, **arguments)
+        write_model(tmp_path / "model", model, weights, tiny_tokenizer(), dtype=dtype)
+        return
+    said = rf"export\.dtype: {dtype} ends at .*layers\.1\.mlp\.down_proj\.weight holds a value of .* Use .*float32"
+    with pytest.raises(UserError, match=said):
+        a_rehearsal(tmp_path, model, weights, **arguments)
+    with pytest.raises(UserError, match=said):
+        write_model(tmp_path / "model", model, weights, tiny_tokenizer(), dtype=dtype)
+    assert not (tmp_path / "model").exists()
+
+
+def test_values_that_become_zero_are_told_where_they_are_more_than_a_trifle(tmp_path):
+    model, weights = adapted_model("llama")
+    one = with_value(weights, (3, 5), 1e-9)
+    assert a_rehearsal(tmp_path, model, one, dtype="float16", adapter=None).lost is None
+    many = with_value(weights, (), 2.0**-26)
+    count = weights.layers.mlp.down[1].size
+    lost = a_rehearsal(tmp_path, model, many, dtype="float16", adapter=None).lost
+    assert f"{count:,} of" in (lost or "")
+    assert write_model(tmp_path / "model", model, many, tiny_tokenizer(), dtype="float16").lost == lost
+    kept = with_value(weights, (), 2.0**-24)  # the smallest number that float16 has
+    assert a_rehearsal(tmp_path, model, kept, dtype="float16", adapter=None).lost is None
+
+
 def _adapters(weights):
     from podtune.export.peft import adapted_leaves
 

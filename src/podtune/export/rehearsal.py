@@ -20,6 +20,7 @@ from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.config.wording import readable_bytes
 from podtune.export.huggingface import write_tensors
+from podtune.export.narrowing import check_narrowing
 from podtune.export.peft import WEIGHTS_FILE, adapter_config, adapter_tensors, serving_warnings, write_adapter
 from podtune.families import model_from_config, model_from_files
 from podtune.families.family import Model
@@ -37,11 +38,13 @@ _SPARE = 1.1  # of the free space: other things are written too
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What the export will write. warnings: sentences for the user."""
+    """What the export will write. warnings: sentences for the user on what serves an adapter; lost: one on values that
+    become 0 in the dtype."""
 
     bytes: int
     tensors: int
     warnings: tuple[str, ...]
+    lost: str | None = None
 
 
 def rehearse(
@@ -69,6 +72,7 @@ def rehearse(
     if adapter is not None:
         total += sum(tensor.info.bytes for tensor in adapter_tensors(model, weights))
     _check_space(folder, total + checkpoint_bytes)
+    lost = check_narrowing(every, dtype) if merged or warnings else None
     few = _one_of_each(every)
     if jax.process_index() > 0:
         # Reading gathers from all processes, so all must read what the first writes and then compares.
@@ -83,7 +87,7 @@ def rehearse(
                 write_adapter(scratch / "adapter", model, weights, adapter, None, base=base)
                 _check_adapter(scratch / "adapter", model, weights)
                 adapter_config(model, weights, adapter, base=base)
-    return Rehearsed(total, len(every), warnings)
+    return Rehearsed(total, len(every), warnings, lost)
 
 
 def check_reloads(folder: Path, model: Model, weights: Any, tokenizer: Tokenizer, *, dtype: DTypeLike) -> None:

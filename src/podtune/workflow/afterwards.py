@@ -72,6 +72,8 @@ def convert_model(source: str, to: Path, console: Console, *, dtype: str | None 
         dtype=dtype or (stated if stated in DTYPES else "float32"),
         generation_config=loaded.files.generation_config,
     )
+    if written.lost:
+        say(f"warning: {written.lost}")
     say(f"exported {to}: {written.tensors} tensors, {readable_bytes(written.bytes)}, {written.dtype}")
 
 

@@ -110,7 +110,7 @@ def rehearse_export(work: Work) -> None:
         checkpoint_bytes=12 * trained_parameters(work) * (work.run.output.keep_checkpoints + 2),
     )
     work.merged_too = export.merged or bool(rehearsed.warnings)
-    for warning in rehearsed.warnings:
+    for warning in (*rehearsed.warnings, *([rehearsed.lost] if rehearsed.lost else [])):
         work.warn(warning)
     work.say(f"export rehearsed: {rehearsed.tensors} tensors, {readable_bytes(rehearsed.bytes)} will be written")
 

@@ -31,6 +31,8 @@ def export_model(work: Work) -> None:
             generation_config=work.files.generation_config,
             extra_files={"README.md": model_card(work, "model")},
         )
+        if written.lost:
+            work.warn(written.lost)
         exported["model"] = {
             "folder": "model",
             "tensors": written.tensors,
