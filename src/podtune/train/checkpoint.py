@@ -32,6 +32,8 @@ class Checkpoints:
         # orbax remarks on its own settings there; what a user has to know comes as an exception.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self.folder = epath.Path(output) / "checkpoints"
+        if not is_address(output) and self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"output: {self.folder} is a file, where checkpoints would be. Move it away.")
         policies: list[Any] = [ocp.checkpoint_managers.LatestN(keep)]
         if keep_best:
             policies.append(

@@ -20,7 +20,7 @@ from podtune.config.schema import Run
 from podtune.config.wording import counted
 from podtune.hub.addresses import is_address
 from podtune.workflow import identity
-from podtune.workflow.output import OutputFolder, check_store, check_usable, has_begun, open_output
+from podtune.workflow.output import OutputFolder, check_store, check_usable, has_begun, is_output_folder, open_output
 from podtune.workflow.work import Work
 
 SHOWN_FAULTS = 10
@@ -169,6 +169,9 @@ def _output_faults(work: Work, *, prepared: bool) -> Iterator[str]:
         return
     faults = _faults_in(lambda: check_usable(work.run))
     yield from faults
+    if not faults and is_output_folder(Path(output)):
+        yield from (lost := _faults_in(lambda: identity.refuse_lost_checkpoints(open_output(Path(output)))))
+        faults += lost
     if prepared and not faults and has_begun(Path(output)):
         work.output = open_output(Path(output))
         yield from _faults_in(lambda: identity.refuse_changes(work, identity.fingerprints(work)))

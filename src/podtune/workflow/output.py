@@ -177,8 +177,10 @@ def _check_local(path: Path, run: Run, *, fresh: bool) -> None:
         _refuse_foreign(str(path), names, is_ours=_is_dumped(path / "run.yaml"))
     _refuse_inside(path, run)
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"output: {existing} is not writable for this user. Name another folder.")
+    try:  # os.access says yes to root for /proc and for what is mounted read-only
+        os.rmdir(tempfile.mkdtemp(prefix=".podtune-", dir=existing))
+    except OSError as error:
+        raise UserError(f"output: {existing} cannot be written to ({error.strerror}). Name another folder.") from error
 
 
 @contextmanager

@@ -58,6 +58,8 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
             said = finished_message(output) + _export_note(output, run) + note
             console.print(said, markup=False, highlight=False, soft_wrap=True)
             return output
+        if output.writes and not fresh:
+            identity.refuse_lost_checkpoints(output)
         work = Work(run, console, output)
         try:
             for stage in STAGES:
