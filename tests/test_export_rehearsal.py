@@ -5,13 +5,16 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
-from export_cases import adapted_model, tiny_tokenizer
+from export_cases import adapted_model, model_folder, tiny_tokenizer
+from workflow_cases import a_console, a_run, chats, write_jsonl
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.export import rehearsal
 from podtune.export.huggingface import write_model
-from podtune.export.rehearsal import check_reloads, rehearse
+from podtune.export.rehearsal import check_reloads, rehearse, rehearse_small_files
+from podtune.workflow.checking import faults_of
+from podtune.workflow.run import run_workflow
 
 SETTINGS = LoRASettings(rank=4, alpha=8)
 
@@ -116,7 +119,7 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path, monkeypatch):
 
 def test_a_generation_config_that_transformers_refuses_is_found(tmp_path):
     model, weights = adapted_model("llama", SETTINGS)
-    with pytest.raises(RunFailure, match="would not load in transformers"):
+    with pytest.raises(UserError, match="would not load in transformers"):
         a_rehearsal(tmp_path, model, weights, generation_config={"num_beams": 1, "num_return_sequences": 4})
 
 
@@ -124,8 +127,21 @@ def test_a_tokenizer_larger_than_the_embedding_is_found(tmp_path):
     model, weights = adapted_model("llama", SETTINGS)
     tokenizer = tiny_tokenizer()
     tokenizer.inner.add_tokens([f"<extra{number}>" for number in range(40)])
-    with pytest.raises(RunFailure, match=r"the tokenizer has \d+ ids, the embedding 112 rows"):
+    said = r"tokenizer\.json has \d+ ids, the embedding .* 112 rows.*Give the model the tokenizer"
+    with pytest.raises(UserError, match=said):
         a_rehearsal(tmp_path, model, weights, tokenizer)
+    with pytest.raises(UserError, match=said):  # and before there are any weights
+        rehearse_small_files(model, tokenizer, dtype="float32", generation_config={})
+
+
+def test_a_tokenizer_that_transformers_takes_for_another_kind_is_found_by_check(tmp_path):
+    """The tokenizer of these tests under qwen2, for which transformers makes the pre-tokenizer anew."""
+    model_folder("qwen2", tmp_path / "base")
+    write_jsonl(tmp_path / "chats.jsonl", chats())
+    run = a_run(tmp_path)
+    with pytest.raises(UserError, match=r"tokenizer of a qwen2 as \w+, which splits text otherwise.*tokenizer\.json"):
+        run_workflow(run, a_console())
+    assert any("splits text otherwise" in fault for fault in faults_of(run, a_console()))
 
 
 def test_a_config_that_gives_another_model_is_found(tmp_path):

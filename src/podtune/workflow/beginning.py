@@ -38,6 +38,15 @@ def open_model(work: Work, *, offline: bool = False) -> None:
     work.say(f"model: {settings.source} ({work.model.family.name}, {_count(parameters(work.model))} parameters)")
 
 
+def check_small_files(work: Work) -> None:
+    """Raises UserError for a configuration or tokenizer that would not load once it is exported; needs no weights."""
+    from podtune.export.rehearsal import rehearse_small_files
+
+    rehearse_small_files(
+        work.model, work.tokenizer, dtype=export_dtype(work), generation_config=work.files.generation_config
+    )
+
+
 def prepare_data(work: Work) -> None:
     """Rows into packed TFRecord shards, or those from the cache; the table of what became of the rows."""
     from podtune.data.prepare import prepare

@@ -76,6 +76,7 @@ def _model_faults(work: Work) -> Iterator[str]:
         yield str(error) if str(error).startswith("model") else f"model: {error}"
         return
     yield from _faults_in(lambda: beginning.row_tokens(work))
+    yield from _faults_in(lambda: beginning.check_small_files(work))
     if (lora := work.run.method.lora) is not None:
         yield from _faults_in(lambda: attach(work.model.describe(), lora, aliases=work.model.aliases()))
     yield from _faults_in(lambda: training.check_prompts(work))

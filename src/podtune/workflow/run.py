@@ -27,6 +27,7 @@ class Stage(NamedTuple):
 STAGES: tuple[Stage, ...] = (
     Stage("open the model", beginning.open_model),
     Stage("check the prompts", training.check_prompts),
+    Stage("check configuration and tokenizer", beginning.check_small_files),
     Stage("prepare the data", beginning.prepare_data),
     Stage("know the run again", identity.check_same_run),
     Stage("choose devices, check memory", beginning.choose_devices),
