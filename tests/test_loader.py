@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podtune.config.errors import UserError
 from podtune.data.loader import Batch, Loader, shuffled
 from podtune.data.packing import assemble_row
 from podtune.data.prepared import PreparedSplit, encode_row, shard_name

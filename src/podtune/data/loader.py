@@ -57,7 +57,7 @@ class Loader:
             raise UserError(f"the {split.name} split in {split.folder} has no rows")
         self.places = np.arange(batch_rows) if places is None else np.asarray(places, np.int64)
         assert batch_rows > 0 and len(self.places) > 0, "a process holds rows of every batch"
-        assert np.all(np.diff(self.places) > 0) and 0 <= self.places[0] and self.places[-1] < batch_rows
+        assert np.all(np.diff(self.places) > 0) and self.places[0] >= 0 and self.places[-1] < batch_rows
         self.split = split
         self.batch_rows = batch_rows
         self.once = once

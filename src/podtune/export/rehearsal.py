@@ -213,8 +213,8 @@ def _small_file_faults(folder: Path, model: Model, tokenizer: Tokenizer) -> list
     text = "Does this come back? Ünïcode, 数字 12345\n"
     if reloaded.encode(text, add_special_tokens=False) != tokenizer.encode(text, special=False):
         faults.append(
-            f"transformers reads the tokenizer of a {config.model_type} as {type(reloaded).__name__}, which splits text "
-            "otherwise than the model's tokenizer.json. Give the model the tokenizer.json and tokenizer_config.json it "
+            f"transformers reads the tokenizer of a {config.model_type} as {type(reloaded).__name__}, which splits "
+            "text otherwise than the model's tokenizer.json. Give the model the tokenizer.json and tokenizer_config.json it "
             "was made with"
         )
     return faults
