@@ -104,6 +104,10 @@ def test_a_full_disk_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal.shutil, "disk_usage", lambda _: usage._replace(free=50_000))
     with pytest.raises(UserError, match=r"50\.0 kB free.*export: {merged: false}"):
         a_rehearsal(tmp_path, model, weights)
+    # Room for weights and checkpoints alone is too little: logs, report and tokenizers are written too.
+    monkeypatch.setattr(rehearsal.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(UserError, match=r"1\.0 MB free; checkpoints and exports need about 2\.\d+ MB"):
+        a_rehearsal(tmp_path, model, weights)
 
 
 def test_a_folder_that_cannot_be_written_is_found(tmp_path, monkeypatch):

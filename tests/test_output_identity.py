@@ -309,6 +309,13 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_again_unasked(state, lo
             Checkpoints(str(folder), keep=1, keep_best=False)
 
 
+def test_a_disk_that_fills_is_told_once_with_the_folder_and_the_way_on(tmp_path):
+    run = a_run(tmp_path)
+    with pytest.raises(RunFailure, match=rf"output: {tmp_path}/out: the disk is full .* same command again"):  # noqa: SIM117
+        with claimed(run):
+            raise OSError(28, "No space left on device")
+
+
 def test_check_tries_whether_the_output_can_be_written_and_leaves_nothing(tmp_path, monkeypatch):
     run = a_run(tmp_path)
     before = sorted(tmp_path.iterdir())

@@ -35,6 +35,9 @@ from podtune.hub.tokenizer import Tokenizer
 
 _LAYER_NUMBER = re.compile(r"\.\d+\.")
 _SPARE = 1.1  # of the free space: other things are written too
+# metrics.jsonl, TensorBoard's events, answers, report, records and what orbax notes beside the arrays of a checkpoint:
+# 350 kB for a run of 6 steps of 30k parameters, and some hundred bytes a logged step.
+_LOG_BYTES = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def rehearse(
     total = sum(tensor.info.bytes for tensor in every) if merged or warnings else 0
     if adapter is not None:
         total += sum(tensor.info.bytes for tensor in adapter_tensors(model, weights))
-    _check_space(folder, total + checkpoint_bytes)
+    copies = (merged or bool(warnings)) + (adapter is not None)  # each folder has the tokenizer beside its weights
+    small_bytes = _LOG_BYTES + copies * len(tokenizer.inner.backend_tokenizer.to_str().encode())
+    _check_space(folder, total + checkpoint_bytes + small_bytes)
     lost = check_narrowing(every, dtype) if merged or warnings else None
     few = _one_of_each(every)
     if jax.process_index() > 0:
@@ -214,8 +219,8 @@ def _small_file_faults(folder: Path, model: Model, tokenizer: Tokenizer) -> list
     if reloaded.encode(text, add_special_tokens=False) != tokenizer.encode(text, special=False):
         faults.append(
             f"transformers reads the tokenizer of a {config.model_type} as {type(reloaded).__name__}, which splits "
-            "text otherwise than the model's tokenizer.json. Give the model the tokenizer.json and tokenizer_config.json it "
-            "was made with"
+            "text otherwise than the model's tokenizer.json. Give the model the tokenizer.json and "
+            "tokenizer_config.json it was made with"
         )
     return faults
 

@@ -21,6 +21,7 @@ from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
 from podtune.hub.addresses import check_address, is_address
 from podtune.train.output import local_folder
+from podtune.workflow.full_disk import full_disk_told
 from podtune.workflow.places import with_full_paths
 from podtune.workflow.remote_output import fetch, forget, listed, publish
 
@@ -199,7 +200,7 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
     path = local_folder(run.output.path)
     address = run.output.path if is_address(run.output.path) else None
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    with _locked(path):
+    with _locked(path), full_disk_told(path):
         if address is not None:
             fetch(address, path)
         if not fresh:  # another may have run there since
