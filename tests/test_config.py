@@ -1,9 +1,11 @@
 """A run file: what it may say, and what is said of one that is wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from podtune.config.documentation import document_reference
 from podtune.config.errors import ConfigError, UserError
 from podtune.config.loading import load_run
 
@@ -38,6 +40,35 @@ def test_four_keys_are_a_whole_run_with_the_defaults_of_the_design(tmp_path):
     assert read(tmp_path, FOUR_LINES, "method=full").learning_rate == 2e-5
     assert run.exports_adapter
     assert not read(tmp_path, FOUR_LINES, "method=full").exports_adapter
+
+
+_OPTIONAL = ("train.spike_guard.", "train.early_stopping.")
+
+
+def keys_with_defaults() -> list[tuple[str, str]]:
+    """Every key that the reference gives a default for, and that default, as a user reads them there."""
+    keys, block = [], ""
+    for line in document_reference().splitlines():
+        if line.startswith("## "):
+            block = line.removeprefix("## ").strip("`").replace("Top level", "")
+        if (row := re.match(r"\| `(\w+)` \| `(.+?)` \|", line)) is not None:
+            keys.append((f"{block}.{row[1]}".lstrip("."), row[2]))
+    # Blocks that are not there until they are named have keys with defaults, too.
+    return [(key, default) for key, default in keys if not key.startswith(("method.", *_OPTIONAL))]
+
+
+@pytest.mark.parametrize(("key", "default"), keys_with_defaults())
+def test_a_key_that_says_its_documented_default_is_as_if_unset(tmp_path, key, default):
+    text = FOUR_LINES.replace("data: ./train.jsonl", "data: {train: {path: ./train.jsonl}}")
+    key = key.replace("data.train.", "data.train.0.") if key.startswith("data.train.") else key
+    assert read(tmp_path, text, f"{key}={default}") == read(tmp_path, text)
+
+
+def test_none_as_steps_leaves_the_epochs_as_they_are(tmp_path):
+    for none in ("none", "null"):
+        assert read(tmp_path, FOUR_LINES + f"train: {{steps: {none}}}\n") == read(tmp_path, FOUR_LINES)
+    assert read(tmp_path, FOUR_LINES + "train: {steps: 4}\n", "train.steps=none").train.epochs == 3
+    assert read(tmp_path, FOUR_LINES.replace("lora", "{lora: {rank: 4}, full: none}")).method.name == "lora"
 
 
 def test_every_scalar_key_also_takes_a_mapping(tmp_path):

@@ -5,13 +5,16 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
-from export_cases import adapted_model, tiny_tokenizer
+from export_cases import adapted_model, model_folder, tiny_tokenizer
+from workflow_cases import a_console, a_run, chats, write_jsonl
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.export import rehearsal
 from podtune.export.huggingface import write_model
-from podtune.export.rehearsal import check_reloads, rehearse
+from podtune.export.rehearsal import check_reloads, rehearse, rehearse_small_files
+from podtune.workflow.checking import faults_of
+from podtune.workflow.run import run_workflow
 
 SETTINGS = LoRASettings(rank=4, alpha=8)
 
@@ -39,6 +42,56 @@ def test_a_sound_export_passes_and_leaves_nothing_behind(tmp_path):
     assert rehearsed.warnings == ()
 
 
+def with_value(weights, place, value):
+    """The weights with one value of the second layer's MLP in the place of what was there."""
+    down = weights.layers.mlp.down
+    base = getattr(down, "base", down)
+    base = base.at[(1, *place)].set(value)
+    down = dataclasses.replace(down, base=base) if base is not down and hasattr(down, "base") else base
+    return dataclasses.replace(
+        weights, layers=dataclasses.replace(weights.layers, mlp=dataclasses.replace(weights.layers.mlp, down=down))
+    )
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, None])
+@pytest.mark.parametrize(
+    ("dtype", "value", "is_refused"),
+    [
+        ("float16", 65519.0, False), ("float16", -65521.0, True), ("float16", 7e4, True), ("float16", 1e38, True),
+        ("bfloat16", 7e4, False), ("bfloat16", 3.4e38, True), ("float32", 3.4e38, False),
+    ],
+)  # fmt: skip
+def test_a_value_that_would_become_infinite_is_refused_before_training_and_before_it_is_written(
+    tmp_path, settings, dtype, value, is_refused
+):
+    model, weights = adapted_model("llama", settings)
+    weights = with_value(weights, (3, 5), value)
+    arguments = {"dtype": dtype, "adapter": settings}
+    if not is_refused:
+        a_rehearsal(tmp_path, model, weights, **arguments)
+        write_model(tmp_path / "model", model, weights, tiny_tokenizer(), dtype=dtype)
+        return
+    said = rf"export\.dtype: {dtype} ends at .*layers\.1\.mlp\.down_proj\.weight holds a value of .* Use .*float32"
+    with pytest.raises(UserError, match=said):
+        a_rehearsal(tmp_path, model, weights, **arguments)
+    with pytest.raises(UserError, match=said):
+        write_model(tmp_path / "model", model, weights, tiny_tokenizer(), dtype=dtype)
+    assert not (tmp_path / "model").exists()
+
+
+def test_values_that_become_zero_are_told_where_they_are_more_than_a_trifle(tmp_path):
+    model, weights = adapted_model("llama")
+    one = with_value(weights, (3, 5), 1e-9)
+    assert a_rehearsal(tmp_path, model, one, dtype="float16", adapter=None).lost is None
+    many = with_value(weights, (), 2.0**-26)
+    count = weights.layers.mlp.down[1].size
+    lost = a_rehearsal(tmp_path, model, many, dtype="float16", adapter=None).lost
+    assert f"{count:,} of" in (lost or "")
+    assert write_model(tmp_path / "model", model, many, tiny_tokenizer(), dtype="float16").lost == lost
+    kept = with_value(weights, (), 2.0**-24)  # the smallest number that float16 has
+    assert a_rehearsal(tmp_path, model, kept, dtype="float16", adapter=None).lost is None
+
+
 def _adapters(weights):
     from podtune.export.peft import adapted_leaves
 
@@ -50,6 +103,10 @@ def test_a_full_disk_is_found(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(rehearsal.shutil, "disk_usage", lambda _: usage._replace(free=50_000))
     with pytest.raises(UserError, match=r"50\.0 kB free.*export: {merged: false}"):
+        a_rehearsal(tmp_path, model, weights)
+    # Room for weights and checkpoints alone is too little: logs, report and tokenizers are written too.
+    monkeypatch.setattr(rehearsal.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(UserError, match=r"1\.0 MB free; checkpoints and exports need about 2\.\d+ MB"):
         a_rehearsal(tmp_path, model, weights)
 
 
@@ -66,7 +123,7 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path, monkeypatch):
 
 def test_a_generation_config_that_transformers_refuses_is_found(tmp_path):
     model, weights = adapted_model("llama", SETTINGS)
-    with pytest.raises(RunFailure, match="would not load in transformers"):
+    with pytest.raises(UserError, match="would not load in transformers"):
         a_rehearsal(tmp_path, model, weights, generation_config={"num_beams": 1, "num_return_sequences": 4})
 
 
@@ -74,8 +131,21 @@ def test_a_tokenizer_larger_than_the_embedding_is_found(tmp_path):
     model, weights = adapted_model("llama", SETTINGS)
     tokenizer = tiny_tokenizer()
     tokenizer.inner.add_tokens([f"<extra{number}>" for number in range(40)])
-    with pytest.raises(RunFailure, match=r"the tokenizer has \d+ ids, the embedding 112 rows"):
+    said = r"tokenizer\.json has \d+ ids, the embedding .* 112 rows.*Give the model the tokenizer"
+    with pytest.raises(UserError, match=said):
         a_rehearsal(tmp_path, model, weights, tokenizer)
+    with pytest.raises(UserError, match=said):  # and before there are any weights
+        rehearse_small_files(model, tokenizer, dtype="float32", generation_config={})
+
+
+def test_a_tokenizer_that_transformers_takes_for_another_kind_is_found_by_check(tmp_path):
+    """The tokenizer of these tests under qwen2, for which transformers makes the pre-tokenizer anew."""
+    model_folder("qwen2", tmp_path / "base")
+    write_jsonl(tmp_path / "chats.jsonl", chats())
+    run = a_run(tmp_path)
+    with pytest.raises(UserError, match=r"tokenizer of a qwen2 as \w+, which splits text otherwise.*tokenizer\.json"):
+        run_workflow(run, a_console())
+    assert any("splits text otherwise" in fault for fault in faults_of(run, a_console()))
 
 
 def test_a_config_that_gives_another_model_is_found(tmp_path):

@@ -48,6 +48,16 @@ def test_an_unknown_key_is_refused_by_name_and_value(name):
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "whole heads"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor='2' must be a number"),
         ("llama", {"rope_scaling": 2}, "rope_scaling=2 must be a mapping"),
+        ("llama", {"rope_parameters": 2.5}, r"rope_parameters=2\.5 must be a mapping"),
+        ("llama", {"rope_parameters": {"full_attention": 1}}, "must hold a mapping as full_attention"),
+        ("llama", {"layer_types": 1}, "layer_types=1 must be 3 times one of"),
+        ("llama", {"hidden_act": ["silu"]}, r"hidden_act=\['silu'\] must be one of"),
+        ("llama", {"rope_scaling": {"type": ["linear"]}}, "rope_type=.* must be one of"),
+        ("llama", {"rope_theta": 10**400}, "rope_theta=1000.* must be a positive number"),
+        ("llama", {"vocab_size": 10**12}, "vocab_size=.* at most 2147483647"),
+        ("gemma3_text", {"rope_scaling": "gelu"}, "rope_scaling='gelu' must be a mapping"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be a positive whole number"),
+        ("qwen2", {"max_window_layers": ""}, "max_window_layers='' must be a whole number of 0 or more"),
         ("llama", {"layer_types": ["full_attention"]}, "layer_types=.* must be 3 times"),
         ("mistral", {"layer_types": ["full_attention"] * 3}, "layer_types=.* is supported only as .*sliding"),
         ("gemma2", {"sliding_window": None}, "sliding_window=None is missing though layers"),
@@ -64,6 +74,33 @@ def test_an_unknown_key_is_refused_by_name_and_value(name):
 def test_what_would_compute_something_else_is_refused(name, changes, message):
     with pytest.raises(UserError, match=message):
         tiny.tiny_model(name, **changes)
+
+
+_READ_KEYS = (
+    "rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "original_max_position_embeddings",
+    "layer_types", "hidden_act", "hidden_activation", "sliding_window", "sliding_window_pattern", "max_window_layers",
+    "use_sliding_window", "head_dim", "query_pre_attn_scalar", "attn_logit_softcapping", "attention_bias", "mlp_bias",
+    "architectures", "partial_rotary_factor", *tiny.FAMILY_CONFIGS["llama"],
+)  # fmt: skip
+_WRONG = (
+    0, 1, -1, 2.5, True, False, "", "gelu", [], ["gelu"], [1], {}, {"a": 1}, {"type": 1}, {"type": {}},
+    {"type": "yarn", "factor": 0}, {"rope_type": "yarn", "original_max_position_embeddings": 0}, 10**400,
+    {"full_attention": 1}, {"sliding_attention": "x", "full_attention": {}}, {"rope_type": "linear", "factor": [1]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", tiny.FAMILY_CONFIGS)
+def test_no_value_of_any_type_ends_in_anything_but_a_refusal(name):
+    """Whatever stands under a key, the model is read or a sentence names the key."""
+    for key in _READ_KEYS:
+        for wrong in _WRONG:
+            content = tiny.config(name, **{key: wrong})
+            if key == "architectures":
+                del content["model_type"]
+            try:
+                model_from_config(content)
+            except UserError as error:
+                assert "config.json" in str(error)  # noqa: PT017  most are refused, some are not
 
 
 def test_a_model_without_model_type_is_known_by_its_architecture():

@@ -1,6 +1,8 @@
 """What a model source may be, and how a wrong one is told."""
 
+import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -88,23 +90,54 @@ def test_the_fingerprint_follows_the_content_and_not_the_place(tmp_path):
     same = resolve_model(str(model_folder(tmp_path / "b")))
     other = resolve_model(str(model_folder(tmp_path / "c", seed=1)))
     assert first.fingerprint == same.fingerprint != other.fingerprint
-    one = resolve_model(str(write_gguf(tmp_path / "m.gguf", llama_tensors(hugging_face_weights()))))
-    two = resolve_model(str(write_gguf(tmp_path / "m.gguf", llama_tensors(hugging_face_weights(seed=1)))))
-    assert one.fingerprint != two.fingerprint
+    one = resolve_model(str(write_gguf(tmp_path / "m.gguf", llama_tensors(hugging_face_weights())))).fingerprint
+    two = resolve_model(str(write_gguf(tmp_path / "m.gguf", llama_tensors(hugging_face_weights(seed=1))))).fingerprint
+    assert one != two
 
 
-def test_the_fingerprint_of_a_large_file_sees_its_ends_and_size(tmp_path):
+def test_the_fingerprint_of_a_large_file_sees_every_byte_and_its_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("PODTUNE_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "large"
     content = bytearray(5_000_000)
     path.write_bytes(content)
     seen = {content_fingerprint([path])}
-    for place in (0, len(content) - 1):
+    for place in (0, len(content) - 1, 1_234_567):
         content[place] ^= 1
         path.write_bytes(content)
         seen.add(content_fingerprint([path]))
     path.write_bytes(bytes(5_000_001))
     seen.add(content_fingerprint([path]))
-    assert len(seen) == 4
+    assert len(seen) == 5
+
+
+def test_a_weight_file_is_read_once_for_its_fingerprint_and_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PODTUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("podtune.hub.file_hashes._SETTLED_NS", 0)
+    path = tmp_path / "large"
+    path.write_bytes(bytes(1000))
+    first = content_fingerprint([path])
+    stamp = path.stat()
+    with monkeypatch.context() as patched:
+        patched.setattr("podtune.hub.file_hashes.open", pytest.fail, raising=False)
+        assert content_fingerprint([path]) == first
+    path.write_bytes(bytes(500) + b"\1" + bytes(499))
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as rsync --times and a careless restore leave it
+    assert content_fingerprint([path]) != first
+
+
+def test_a_file_in_the_hubs_cache_is_known_by_its_name_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PODTUNE_CACHE", str(tmp_path / "cache"))
+    content = bytes(1000)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    blob = tmp_path / "blobs" / hashlib.sha256(content).hexdigest()
+    blob.write_bytes(content)
+    (tmp_path / "snapshot" / "large").symlink_to(blob)
+    (tmp_path / "large").write_bytes(content)
+    with monkeypatch.context() as patched:
+        patched.setattr("podtune.hub.file_hashes.open", pytest.fail, raising=False)
+        named = content_fingerprint([tmp_path / "snapshot" / "large"])
+    assert named == content_fingerprint([tmp_path / "large"])
 
 
 def test_an_index_is_completed_and_checked():

@@ -1,8 +1,10 @@
 """Whose an output folder is: what --fresh leaves, and what happens when another model or other data is given to it."""
 
 import json
+import re
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from workflow_cases import a_console, a_run, chats, one_device_shown, write_json
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
+from podtune.config.schema import Run
+from podtune.train.checkpoint import Checkpoints
 from podtune.workflow.afterwards import evaluate_run, export_run
+from podtune.workflow.checking import faults_of
 from podtune.workflow.output import check_usable, claimed, open_output
 from podtune.workflow.run import run_workflow
 
@@ -270,6 +275,65 @@ def test_the_untrained_model_is_never_evaluated_in_the_place_of_one_whose_checkp
     run = a_run(trained, output=str(tmp_path / "out"), **SMALL)
     with pytest.raises(UserError, match="its checkpoints are gone"):
         evaluate_run(run, a_console())
+
+
+@pytest.mark.parametrize(
+    ("state", "lost", "said"),
+    [
+        ("trained", "the checkpoints", "this run has trained, and its checkpoints are gone.*--fresh"),
+        ("started", "the folder", "tells of 1 step, and the checkpoints are gone"),
+        ("started", "made a file", "checkpoints is a file, where checkpoints would be"),
+    ],
+)
+def test_a_run_whose_checkpoints_are_gone_is_not_trained_again_unasked(state, lost, said, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    run = a_run(tmp_path / "run", **SMALL)
+    folder = tmp_path / "run" / "out"
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, "state": state}))
+    shutil.rmtree(folder / "checkpoints")
+    if lost == "the checkpoints":
+        (folder / "checkpoints").mkdir()
+    elif lost == "made a file":
+        (folder / "checkpoints").write_text("")
+    before = (folder / "model/model.safetensors").stat().st_mtime_ns
+    with pytest.raises(UserError, match=said):
+        run_workflow(run, a_console())
+    assert any(re.search(said, fault) for fault in faults_of(run, a_console()))
+    assert (folder / "model/model.safetensors").stat().st_mtime_ns == before
+    run_workflow(run, a_console(), fresh=True)
+    if lost == "made a file":
+        shutil.rmtree(folder / "checkpoints")
+        (folder / "checkpoints").write_text("")
+        with pytest.raises(UserError, match=said):
+            Checkpoints(str(folder), keep=1, keep_best=False)
+
+
+def test_a_disk_that_fills_is_told_once_with_the_folder_and_the_way_on(tmp_path):
+    run = a_run(tmp_path)
+    with pytest.raises(RunFailure, match=rf"output: {tmp_path}/out: the disk is full .* same command again"):  # noqa: SIM117
+        with claimed(run):
+            raise OSError(28, "No space left on device")
+
+
+def test_check_tries_whether_the_output_can_be_written_and_leaves_nothing(tmp_path, monkeypatch):
+    run = a_run(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    check_usable(run)
+    assert sorted(tmp_path.iterdir()) == before
+
+    def refused(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("podtune.workflow.output.tempfile.mkdtemp", refused)
+    with pytest.raises(UserError, match=r"output: .* cannot be written to \(Read-only file system\)"):
+        check_usable(run)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+def test_a_place_that_takes_no_folders_whoever_asks_is_refused():
+    with pytest.raises(UserError, match="output: /proc cannot be written to"):
+        check_usable(Run.model_validate({"model": "a/b", "data": "x.jsonl", "method": "lora", "output": "/proc/xx"}))
 
 
 def test_runs_in_an_object_store_are_not_taken_for_untrained_ones(tmp_path):

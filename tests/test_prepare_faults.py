@@ -20,10 +20,10 @@ from rich.console import Console
 from podtune.config.errors import RunFailure, UserError
 from podtune.data import prepare as module
 from podtune.data import prepare_lock
-from podtune.data.fingerprint import FileHashes
 from podtune.data.prepare_encode import ChunkSummary
 from podtune.data.prepare_lock import preparation_lock
 from podtune.data.prepare_workers import Workers
+from podtune.hub.file_hashes import FileHashes
 
 TESTS = str(Path(__file__).parent)
 
@@ -229,6 +229,40 @@ def test_a_worker_that_is_killed_is_reported_and_what_is_finished_kept(
         prepare_chats(tmp_path, {"train": str(path), "workers": 2})
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_preparation_with_its_workers_and_leaves_nothing_that_counts(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    from workflow_cases import chats as rows_of_chats
+    from workflow_cases import run_file
+
+    write_rows(tmp_path / "many.jsonl", rows_of_chats(60_000))
+    data = {"train": str(tmp_path / "many.jsonl"), "validation": 4, "max_length": 64, "workers": 2}
+    file = run_file(tmp_path, data={**data, "cache": str(tmp_path / "cache")})
+    command = [sys.executable, "-m", "podtune.cli.main", "prepare", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        until = time.monotonic() + 120
+        while not list((tmp_path / "cache").glob("*.examples/chunk-*.npz")) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.stderr.read()
+    assert (process.returncode, said.splitlines()[-1]) == (130, "error: interrupted"), said
+    until = time.monotonic() + 10
+    while is_there(process.pid) and time.monotonic() < until:  # multiprocessing's own tracker goes last
+        time.sleep(0.05)
+    assert not is_there(process.pid), "a worker is left of its group"
+    assert not list((tmp_path / "cache").rglob("manifest.json"))
+
+
+def is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def kill_this_worker(*arguments: object) -> ChunkSummary:
     if "PYTEST_CURRENT_TEST" in os.environ and multiprocessing.parent_process() is None:
         time.sleep(0.1)
@@ -297,9 +331,9 @@ def test_data_that_changes_while_it_is_read_is_not_prepared(tmp_path: Path, monk
 def test_a_file_that_is_settled_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hit on 100 GB must not read 100 GB."""
     path = write_rows(tmp_path / "a.jsonl", chats(20))
-    os.utime(path, (time.time() - 60, time.time() - 60))
+    monkeypatch.setattr("podtune.hub.file_hashes._SETTLED_NS", 0)
     prepare_chats(tmp_path, path)
-    monkeypatch.setattr("podtune.data.fingerprint.hashlib.sha256", pytest.fail, raising=False)
+    monkeypatch.setattr("podtune.hub.file_hashes.hashlib.sha256", pytest.fail, raising=False)
     assert len(FileHashes(tmp_path / "cache" / "hashes.json").of([path])[0]) == 64
 
 

@@ -232,6 +232,21 @@ def test_eos_ids_of_the_generation_config_end_turns_too(tmp_path):
     assert load_tokenizer(files).turn_end_ids == {0, 3, 4}
 
 
+@pytest.mark.parametrize("name", ["generation_config", "config"])
+@pytest.mark.parametrize("ids", [{"a": 1}, "</s>", [2.5], [[1]], True, -1])
+def test_eos_ids_of_another_kind_are_refused_by_file_and_key(tmp_path, name, ids):
+    small_folder(tmp_path)
+    (tmp_path / f"{name}.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": ids}))
+    with pytest.raises(UserError, match=rf"{name}\.json: eos_token_id=.* must be a token id"):
+        load_tokenizer(resolve_model(str(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"chat_template": 5}'])
+def test_an_older_template_file_of_another_kind_is_refused(tmp_path, text):
+    with pytest.raises(UserError, match=r"chat_template\.json: "):
+        load_tokenizer(small_folder(tmp_path, chat_template__json=text))
+
+
 def test_a_given_template_takes_the_place_of_the_models(tmp_path):
     files = small_folder(tmp_path, chat_template__jinja="{{ messages[0].content }}")
     own, given = load_tokenizer(files), load_tokenizer(files, chat_template=TEMPLATE)

@@ -11,9 +11,11 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
@@ -61,15 +63,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     show_warnings()
     if arguments is None:
         leave_torch_out()
+        signal.signal(signal.SIGTERM, end_as_by_ctrl_c)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks must not end the command
             stream.reconfigure(errors="backslashreplace")
     try:
         app = build_app(command)
         app(args=given, prog_name="podtune")
-    except KeyboardInterrupt:  # before the command itself has begun, or behind it
+    except (KeyboardInterrupt, Terminated):  # before the command itself has begun, or behind it
         fail("interrupted", 130)
     sys.exit(0)
+
+
+class Terminated(BaseException):
+    """SIGTERM, outside training (which saves first). No KeyboardInterrupt, for `podtune chat` asks again after one."""
+
+
+def end_as_by_ctrl_c(number: int, frame: FrameType | None) -> NoReturn:
+    """Takes SIGTERM: what is being written is cleared away and workers are ended, as on the way out of any error."""
+    raise Terminated
 
 
 class WarningLines(logging.Handler):
@@ -156,7 +168,7 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
             fail(error.summary, error.exit_status)
         except PodtuneError as error:
             fail(str(error), error.exit_status)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             fail("interrupted", 130)
         except BrokenPipeError:  # `podtune schema | head`: the reader has had enough
             if sys.stdout is not None:

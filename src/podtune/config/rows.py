@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BeforeValidator, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
 from pydantic_core import CoreSchema, core_schema
 
-from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, Subject, as_sequence, list_or_scalar
+from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, OrNone, Subject, as_sequence, list_or_scalar
 from podtune.config.values import (
     Bool,
     Choice,
@@ -58,7 +58,7 @@ class Source(Subject):
     """How many times an epoch of training passes over it."""
     shape: Annotated[Shape | None, Choice()] = None
     """As data.shape, for this source alone."""
-    columns: Columns | None = None
+    columns: Annotated[Columns | None, OrNone()] = None
     """As data.columns, for this source alone."""
     split: Annotated[str | None, Place()] = None
     """The split of a Hub dataset."""

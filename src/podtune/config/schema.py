@@ -9,7 +9,7 @@ from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from podtune.config.rows import Columns, Data, Shape, Source, TrainOn
-from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, Subject, list_or_scalar
+from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, Subject, list_or_scalar, says_none
 from podtune.config.training import EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
 from podtune.config.values import (
     Bool,
@@ -102,6 +102,8 @@ class Method(Subject):
 
     @classmethod
     def complete(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if len(given) > 1:
+            given = {name: None if says_none(value) else value for name, value in given.items()}
         named = [name for name in given if name in cls.model_fields]
         if len(given) == 1 and named:  # `lora:` with nothing under it is LoRA with its defaults
             return {named[0]: {} if given[named[0]] is None else given[named[0]]}

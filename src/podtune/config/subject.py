@@ -54,12 +54,17 @@ class OrNone:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def read(value: object) -> object:
-            return None if isinstance(value, str) and value.strip() == "none" else value
+            return None if says_none(value) else value
 
         return core_schema.no_info_before_validator_function(read, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
         return {"anyOf": [{"enum": ["none"]}, *handler(schema)["anyOf"]]}
+
+
+def says_none(value: object) -> bool:
+    """Whether what stands in a run file says that there is nothing: null, or the word none."""
+    return value is None or (isinstance(value, str) and value.strip() == "none")
 
 
 def list_or_scalar(value: object) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from podtune.config.subject import OrNone, Subject
+from podtune.config.subject import OrNone, Subject, says_none
 from podtune.config.values import Choice, CountOrFraction, Duration, Real, Switch, Whole
 
 USUAL_STEPS = 100  # from fewer a model learns little; small data is divided to make about so many
@@ -130,6 +130,6 @@ class Train(Subject):
 
     @classmethod
     def complete(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if given.get("steps") is not None and "epochs" not in given:
+        if not says_none(given.get("steps")) and "epochs" not in given:
             return {**given, "epochs": None}
         return given

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from podtune.config.rows import Data
-from podtune.data.fingerprint import FileHashes, fingerprint_of
+from podtune.data.fingerprint import fingerprint_of
 from podtune.data.prepare_inputs import Input, open_input
 from podtune.data.prepare_progress import PrepareProgress
+from podtune.hub.file_hashes import FileHashes
 from podtune.hub.tokenizer import Tokenizer
 from podtune.parallel.devices import core_count
 

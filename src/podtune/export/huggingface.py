@@ -6,7 +6,7 @@ Used by the workflow's export stage and by its rehearsal, which runs the same co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from podtune.export.config_files import exported_config, exported_generation_config
 from podtune.export.folders import write_json
+from podtune.export.narrowing import check_narrowing
 from podtune.families.family import Model
 from podtune.families.saving import SavedTensor, hf_config, hf_tensors
 from podtune.hub.safetensors_writer import DEFAULT_SHARD_BYTES, StreamedWriter
@@ -27,12 +28,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: where, how many tensors, how many bytes of weights, in which dtype."""
+    """What was written: where, how many tensors, how many bytes of weights, in which dtype. lost: what to tell the user
+    of values that became 0 in it."""
 
     folder: Path
     tensors: int
     bytes: int
     dtype: str
+    lost: str | None = None
 
 
 def write_model(
@@ -49,12 +52,15 @@ def write_model(
 ) -> Written:
     """The whole model, adapters merged, in the place of `folder` when all of it is written.
 
-    Holds one tensor at a time. With several processes all call it, and the first writes.
+    Holds one tensor at a time. With several processes all call it, and the first writes. Raises UserError, before
+    anything is written, for a dtype that cannot hold the values.
     """
-    return write_tensors(
+    tensors = list(hf_tensors(model, weights, dtype=dtype))
+    lost = check_narrowing(tensors, dtype)
+    written = write_tensors(
         folder,
         model,
-        list(hf_tensors(model, weights, dtype=dtype)),
+        tensors,
         tokenizer,
         dtype=dtype,
         generation_config=generation_config,
@@ -62,6 +68,7 @@ def write_model(
         max_shard_bytes=max_shard_bytes,
         progress=progress,
     )
+    return replace(written, lost=lost)
 
 
 def write_tensors(

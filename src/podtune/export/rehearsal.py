@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from podtune.config.errors import PodtuneError, RunFailure, UserError
 from podtune.config.schema import LoRA as LoRASettings
 from podtune.config.wording import readable_bytes
 from podtune.export.adapter_config import modules_without_adapter, read_adapter_config
-from podtune.export.huggingface import write_tensors
+from podtune.export.huggingface import write_small_files, write_tensors
+from podtune.export.narrowing import check_narrowing
 from podtune.export.peft import WEIGHTS_FILE, adapter_modules, adapter_tensors, serving_warnings, write_adapter
 from podtune.families import model_from_config, model_from_files
 from podtune.families.family import Model
@@ -34,15 +36,20 @@ from podtune.hub.tokenizer import Tokenizer
 
 _LAYER_NUMBER = re.compile(r"\.\d+\.")
 _SPARE = 1.1  # of the free space: other things are written too
+# metrics.jsonl, TensorBoard's events, answers, report, records and what orbax notes beside the arrays of a checkpoint:
+# 350 kB for a run of 6 steps of 30k parameters, and some hundred bytes a logged step.
+_LOG_BYTES = 2_000_000
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What the export will write. warnings: sentences for the user."""
+    """What the export will write. warnings: sentences for the user on what serves an adapter; lost: one on values that
+    become 0 in the dtype."""
 
     bytes: int
     tensors: int
     warnings: tuple[str, ...]
+    lost: str | None = None
 
 
 def rehearse(
@@ -69,7 +76,10 @@ def rehearse(
     total = sum(tensor.info.bytes for tensor in every) if merged or warnings else 0
     if adapter is not None:
         total += sum(tensor.info.bytes for tensor in adapter_tensors(model, weights))
-    _check_space(folder, total + checkpoint_bytes)
+    copies = (merged or bool(warnings)) + (adapter is not None)  # each folder has the tokenizer beside its weights
+    small_bytes = _LOG_BYTES + copies * len(tokenizer.inner.backend_tokenizer.to_str().encode())
+    _check_space(folder, total + checkpoint_bytes + small_bytes)
+    lost = check_narrowing(every, dtype) if merged or warnings else None
     few = _one_of_each(every)
     if jax.process_index() > 0:
         # Reading gathers from all processes, so all must read what the first writes and then compares.
@@ -79,11 +89,11 @@ def rehearse(
         with _scratch(folder) as scratch:
             write_tensors(scratch / "model", model, few, tokenizer, dtype=dtype, generation_config=generation_config)
             _check_tensors(scratch / "model", few)
-            _check_small_files(scratch / "model", model, tokenizer)
+            _refuse_given(_small_file_faults(scratch / "model", model, tokenizer))
             if adapter is not None:
                 write_adapter(scratch / "adapter", model, weights, adapter, None, base=base)
                 _check_adapter(scratch / "adapter", model, weights)
-    return Rehearsed(total, len(every), warnings)
+    return Rehearsed(total, len(every), warnings, lost)
 
 
 def check_reloads(folder: Path, model: Model, weights: Any, tokenizer: Tokenizer, *, dtype: DTypeLike) -> None:
@@ -101,7 +111,23 @@ def check_reloads(folder: Path, model: Model, weights: Any, tokenizer: Tokenizer
         raise RunFailure(f"{folder}: config.json does not give the model that was trained.")
     plan_loading(again, files.tensors())
     _check_tensors(folder, _one_of_each(list(hf_tensors(model, weights, dtype=dtype))))
-    _check_small_files(folder, model, tokenizer)
+    if faults := _small_file_faults(folder, model, tokenizer):
+        raise RunFailure(f"{folder} is not right: {'; '.join(faults)}.")
+
+
+def rehearse_small_files(
+    model: Model, tokenizer: Tokenizer, *, dtype: DTypeLike, generation_config: dict[str, Any]
+) -> None:
+    """The part of the rehearsal that needs no weights, in a temporary folder: configuration and tokenizer, as they
+    will be written and as transformers reads them. Raises UserError for what was given and would not do."""
+    with tempfile.TemporaryDirectory(prefix="podtune-") as folder:
+        write_small_files(Path(folder), model, tokenizer, dtype=dtype, generation_config=generation_config)
+        _refuse_given(_small_file_faults(Path(folder), model, tokenizer))
+
+
+def _refuse_given(faults: list[str]) -> None:
+    if faults:
+        raise UserError(f"model: its export would not be right: {'; '.join(faults)}.")
 
 
 def _check_names(model: Model, tensors: list[SavedTensor]) -> None:
@@ -162,8 +188,8 @@ def _check_tensors(folder: Path, written: list[SavedTensor]) -> None:
             raise RunFailure(f"{folder}: {tensor.name} does not read back as it was written. Is the disk sound?")
 
 
-def _check_small_files(folder: Path, model: Model, tokenizer: Tokenizer) -> None:
-    """config.json, generation_config.json and the tokenizer as transformers reads them."""
+def _small_file_faults(folder: Path, model: Model, tokenizer: Tokenizer) -> list[str]:
+    """What is wrong with config.json, generation_config.json and the tokenizer as transformers reads them."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     try:
@@ -174,16 +200,15 @@ def _check_small_files(folder: Path, model: Model, tokenizer: Tokenizer) -> None
     except PodtuneError:
         raise
     except Exception as error:
-        raise RunFailure(
-            f"the export would not load in transformers: {str(error).strip() or type(error).__name__}"
-        ) from error
+        said = (str(error).strip() or type(error).__name__).rstrip(".")
+        return [f"it would not load in transformers ({said}). Correct that in the model's own file of this name"]
     faults = []
     if config.vocab_size != model.config.vocab:
         faults.append(f"config.json says vocab_size={config.vocab_size}, the weights have {model.config.vocab}")
     if tokenizer.vocab_size > model.config.vocab:
         faults.append(
-            f"the tokenizer has {tokenizer.vocab_size} ids, the embedding {model.config.vocab} rows: "
-            "some text could not be read"
+            f"tokenizer.json has {tokenizer.vocab_size} ids, the embedding (config.json: vocab_size) "
+            f"{model.config.vocab} rows, so some text could not be read. Give the model the tokenizer it was made with"
         )
     ends = generation.eos_token_id
     if not tokenizer.turn_end_ids <= set(ends if isinstance(ends, list) else [ends]):
@@ -192,9 +217,12 @@ def _check_small_files(folder: Path, model: Model, tokenizer: Tokenizer) -> None
         faults.append("the chat template does not come back as it is")
     text = "Does this come back? Ünïcode, 数字 12345\n"
     if reloaded.encode(text, add_special_tokens=False) != tokenizer.encode(text, special=False):
-        faults.append("the saved tokenizer splits text in another way")
-    if faults:
-        raise RunFailure("the export would not be right: " + "; ".join(faults) + ".")
+        faults.append(
+            f"transformers reads the tokenizer of a {config.model_type} as {type(reloaded).__name__}, which splits "
+            "text otherwise than the model's tokenizer.json. Give the model the tokenizer.json and "
+            "tokenizer_config.json it was made with"
+        )
+    return faults
 
 
 def _check_adapter(folder: Path, model: Model, weights: Any) -> None:

@@ -40,8 +40,9 @@ def model_from_config(content: Mapping[str, Any]) -> Model:
     """The model that a config.json describes. Raises UserError naming a key and its value for what is not supported."""
     model_type = content.get("model_type")
     if model_type is None:
-        architectures = content.get("architectures") or []
-        model_type = next((name for name, one in FAMILIES.items() if one.architecture in architectures), None)
+        architectures = content.get("architectures")
+        listed = architectures if isinstance(architectures, list) else []
+        model_type = next((name for name, one in FAMILIES.items() if one.architecture in listed), None)
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         found = f"model_type={content.get('model_type')!r} architectures={content.get('architectures')!r}"

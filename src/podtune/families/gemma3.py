@@ -37,7 +37,7 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
     context_length = settings.whole("max_position_embeddings", 131_072)
     layers = settings.whole("num_hidden_layers", 26)
     window = None if settings.is_null("sliding_window") else settings.whole("sliding_window", 4096)
-    every = settings.take("sliding_window_pattern", settings.take("_sliding_window_pattern", _EVERY))
+    every = settings.whole("sliding_window_pattern", settings.whole("_sliding_window_pattern", _EVERY))
     bias = settings.flag("attention_bias", False)
     # transformers reads this key and then leaves scores as they are: which of the two was meant cannot be known.
     settings.only("attn_logit_softcapping", None)
@@ -74,10 +74,13 @@ def _ropes(settings: Settings, context_length: int) -> tuple[Rope, Rope]:
     """(of layers that see all, of windowed layers). Scaling in the old style, rope_scaling, is of the first alone."""
     base = settings.number("rope_theta", 1_000_000.0)
     local_base = settings.number("rope_local_base_freq", 10_000.0)
-    parameters = settings.take("rope_parameters") or {}
-    if parameters and not set(parameters) <= {"full_attention", "sliding_attention"}:
+    parameters = settings.mapping("rope_parameters") or {}
+    if not set(parameters) <= {"full_attention", "sliding_attention"}:
         raise settings.refused("rope_parameters", "must hold full_attention and sliding_attention")
-    full = dict(parameters.get("full_attention") or {}) | dict(settings.take("rope_scaling") or {})
+    for kind, content in parameters.items():
+        if content is not None and not isinstance(content, Mapping):
+            raise settings.refused("rope_parameters", f"must hold a mapping as {kind}")
+    full = dict(parameters.get("full_attention") or {}) | dict(settings.mapping("rope_scaling") or {})
     sliding = parameters.get("sliding_attention") or {}
     name = "rope_parameters" if parameters else "rope_scaling"
     return (

@@ -18,7 +18,7 @@ def config_from_hf(content: Mapping[str, Any]) -> DecoderConfig:
     context_length = settings.whole("max_position_embeddings", 32768)
     layers = settings.whole("num_hidden_layers", 32)
     window = window_from_hf(settings)
-    first_sliding = settings.take("max_window_layers", 28)
+    first_sliding = settings.whole("max_window_layers", 28, at_least=0)
     bias = settings.flag("attention_bias", False)
     config = DecoderConfig(
         vocab=settings.whole("vocab_size", 151936),

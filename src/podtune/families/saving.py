@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -21,11 +22,22 @@ from podtune.weights.tree import named_leaves
 
 
 class SavedTensor(NamedTuple):
-    """read: gathers this one tensor to the host. With several processes all must call it, in the same order."""
+    """read: gathers this one tensor to the host. fit: what becomes of its values in the dtype it is saved in; None
+    where that is the one it is held in. With several processes all must call either, in the same order."""
 
     name: str
     info: TensorInfo
     read: Callable[[], np.ndarray]
+    fit: Callable[[], Fit] | None = None
+
+
+class Fit(NamedTuple):
+    """How the values of a tensor fit the dtype they are saved in. overflowing: the size of the largest value that is
+    finite and would not be any more, or None. flushed: values that are not 0 and would be; values: all there are."""
+
+    overflowing: float | None
+    flushed: int
+    values: int
 
 
 def hf_tensors(model: Model, weights: Any, *, dtype: DTypeLike | None = None) -> Iterator[SavedTensor]:
@@ -40,7 +52,8 @@ def hf_tensors(model: Model, weights: Any, *, dtype: DTypeLike | None = None) ->
         held = leaf.base.dtype if is_weight(leaf) else leaf.dtype
         saved = jnp.dtype(held if dtype is None else dtype)
         read = partial(_gather, leaf, param, tensor.layer, saved)
-        yield SavedTensor(tensor.name, TensorInfo(tensor.shape, saved), read)
+        fit = partial(_fit, leaf, param, tensor.layer, saved)
+        yield SavedTensor(tensor.name, TensorInfo(tensor.shape, saved), read, fit)
 
 
 def hf_config(model: Model) -> dict[str, Any]:
@@ -67,6 +80,36 @@ def _gather(leaf: Any, param: Param, layer: int | None, dtype: Any) -> np.ndarra
         everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
         array = jax.jit(lambda x: x, out_shardings=everywhere)(array).addressable_data(0)
     return np.asarray(array)
+
+
+def _fit(leaf: Any, param: Param, layer: int | None, dtype: Any) -> Fit:
+    held = leaf.base.dtype if is_weight(leaf) else leaf.dtype
+    count = math.prod(checkpoint_shape(param))
+    if dtype == jnp.float32 or (not is_weight(leaf) and jnp.promote_types(held, dtype) == dtype):
+        return Fit(None, 0, count)  # every value that is held, or computed in float32, is one of this dtype, too
+    seen = _fitting(jnp.dtype(dtype), layer is not None)(leaf, 0 if layer is None else layer)
+    overflowing, flushed = (one.addressable_data(0).item() for one in seen)
+    return Fit(overflowing or None, int(flushed), count)
+
+
+@lru_cache(maxsize=16)
+def _fitting(dtype: Any, stacked: bool) -> Callable[[Any, int], tuple[jax.Array, jax.Array]]:
+    """On the devices: the largest finite value that is not finite in this dtype (0: none), and how many become 0."""
+    limits = jnp.finfo(dtype)
+    # From here on a value is rounded to infinity, and up to there to 0: compared with these, and not cast and looked
+    # at, for XLA may leave out a cast to a narrower dtype and back.
+    infinite = float(limits.max) + 2.0 ** (math.frexp(float(limits.max))[1] - limits.nmant - 2)
+    zero = float(limits.smallest_subnormal) / 2
+
+    def look(leaf: Any, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if stacked:
+            leaf = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, keepdims=False), leaf)
+        exact = as_array(leaf, dtype=jnp.float32)
+        size = jnp.abs(exact)
+        largest = jnp.max(jnp.where(jnp.isfinite(exact) & (size >= infinite), size, 0))
+        return largest, jnp.sum((size > 0) & (size <= zero))
+
+    return jax.jit(look)
 
 
 @lru_cache(maxsize=256)

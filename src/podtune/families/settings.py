@@ -45,6 +45,11 @@ _ROPE_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
+_POSITIVE_ROPE_KEYS = (
+    "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast",
+    "beta_slow",
+)  # fmt: skip
+_LARGEST = 2**31 - 1  # of the sizes that XLA indexes with 32 bits
 _REQUIRED_ROPE_KEYS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -70,11 +75,19 @@ class Settings:
         self._unread.discard(key)
         return key in self._content and self._content[key] is None
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def whole(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
         """A positive whole number. Raises UserError where it is absent without a default, or something else."""
         value = self.take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refused(key, "must be a positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= _LARGEST:
+            rule = "a positive whole number" if at_least == 1 else f"a whole number of {at_least} or more"
+            raise self.refused(key, f"must be {rule}" + (f", at most {_LARGEST}" if _is_huge(value) else ""))
+        return value
+
+    def mapping(self, key: str) -> Mapping[str, Any] | None:
+        """A mapping, or None where it is absent or null."""
+        value = self.take(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.refused(key, "must be a mapping")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -99,11 +112,11 @@ class Settings:
 
     def activation(self, key: str, default: str, *, also: str | None = None) -> str:
         """The name of an activation. also: a second key, which counts where the first is absent or null."""
-        name = self.take(key, self.take(also) if also else None) or default
-        if name not in ACTIVATIONS:
-            raise self.refused(key, f"must be one of {', '.join(ACTIVATIONS)}")
-        if also is not None:
-            self._unread.discard(also)
+        second = self.take(also) if also else None
+        name = self.take(key, default if second is None else second)
+        if not isinstance(name, str) or name not in ACTIVATIONS:
+            asked = also if also and self._content.get(key) is None else key
+            raise self.refused(asked, f"must be one of {', '.join(ACTIVATIONS)}")
         return name
 
     def head_dim(self, *, embed: int, heads: int, default: int | None = None) -> int:
@@ -124,13 +137,18 @@ class Settings:
         nested: the layer type whose parameters to take where rope_parameters holds some for each.
         """
         base = self.number("rope_theta", default_base)
-        scaling, parameters = self.take("rope_scaling"), self.take("rope_parameters")
+        scaling, parameters = self.mapping("rope_scaling"), self.mapping("rope_parameters")
+        name = "rope_parameters" if parameters else "rope_scaling"
         if parameters is not None and nested is not None and nested in parameters:
-            parameters = parameters[nested]
+            name = f"rope_parameters.{nested}"
+            parameters = parameters[nested] or {}
+            if not isinstance(parameters, Mapping):
+                raise self.refused("rope_parameters", f"must hold a mapping as {nested}")
         if scaling and parameters and dict(scaling) != dict(parameters):
             raise self.refused("rope_scaling", "differs from rope_parameters; keep one of the two")
-        name = "rope_parameters" if parameters else "rope_scaling"
-        original = self.take("original_max_position_embeddings")
+        original = None
+        if self.take("original_max_position_embeddings") is not None:
+            original = self.whole("original_max_position_embeddings")
         return self.rope_from(
             name, parameters or scaling or {}, base=base, context_length=context_length, original_length=original
         )
@@ -140,9 +158,9 @@ class Settings:
     ) -> Rope:
         """One mapping of rotary settings. name: the key it stands under, for errors."""
         if not isinstance(content, Mapping):
-            raise self.refused(name, "must be a mapping")
+            raise UserError(f"config.json: {name}={content!r} must be a mapping.")
         kind = content.get("rope_type") or content.get("type") or "default"
-        if kind not in ROPES:
+        if not isinstance(kind, str) or kind not in ROPES:
             raise UserError(f"config.json: {name}.rope_type={kind!r} must be one of {', '.join(ROPES)}.")
         always = {"rope_type", "type", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"}
         for key, value in content.items():
@@ -150,7 +168,7 @@ class Settings:
                 raise UserError(f"config.json: {name}.{key}={value!r} is not known for rope_type {kind!r}.")
             if key not in ("rope_type", "type", "truncate") and not _is_number_or_none(value):
                 raise UserError(f"config.json: {name}.{key}={value!r} must be a number.")
-            if key in ("rope_theta", "factor") and isinstance(value, int | float) and value <= 0:
+            if key in _POSITIVE_ROPE_KEYS and isinstance(value, int | float) and value <= 0:
                 raise UserError(f"config.json: {name}.{key}={value!r} must be positive.")
         for key in _REQUIRED_ROPE_KEYS.get(kind, ()):
             if content.get(key) is None:
@@ -200,7 +218,8 @@ class Settings:
             sliding = [is_sliding(layer) for layer in range(layers)]
         else:
             known = {"full_attention": False, "sliding_attention": True}
-            if len(types) != layers or not set(types) <= set(known):
+            is_list = isinstance(types, list) and len(types) == layers
+            if not is_list or not all(isinstance(one, str) and one in known for one in types):
                 raise self.refused("layer_types", f"must be {layers} times one of {', '.join(known)}")
             sliding = [known[one] for one in types]
         if any(sliding) and window is None:
@@ -226,4 +245,12 @@ class Settings:
 
 
 def _is_number_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
+    if value is None:
+        return True
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and not _is_huge(value) and math.isfinite(value)
+
+
+def _is_huge(value: Any) -> bool:
+    """A whole number that no array has for a size, and that may be beyond what a float can hold."""
+    return isinstance(value, int) and abs(value) > _LARGEST

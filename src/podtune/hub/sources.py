@@ -6,8 +6,10 @@ Used by families (configuration and weights), tokenizer.py and the planner.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from podtune.config.errors import RunFailure, UserError
 from podtune.config.wording import nearest_to
 from podtune.hub.addresses import check_address, is_remote
 from podtune.hub.download import HubId, fetch_model, parse_hub_id
+from podtune.hub.file_hashes import FileHashes
 from podtune.hub.gguf_config import hugging_face_config, hugging_face_generation_config
 from podtune.hub.gguf_file import GgufFile, open_gguf
 from podtune.hub.gguf_store import GgufStore
@@ -24,8 +27,7 @@ from podtune.hub.selection import Amount
 from podtune.hub.telling import Progress
 from podtune.hub.tensors import TensorStore
 
-# A fingerprint reads this much at so many places of each weight file: enough to tell two saves apart, in milliseconds.
-_SAMPLE_BYTES, _SAMPLES = 1 << 16, 32
+_BLOB = re.compile(r"[0-9a-f]{64}")  # what the Hub's cache calls a large file: its SHA-256
 _KINDS = "a Hub id (owner/name, optionally @revision), a folder, a .gguf file, or a gs:// or s3:// address of either"
 
 
@@ -38,8 +40,14 @@ class ModelFiles:
     gguf: Path | None
     config: dict[str, Any]
     generation_config: dict[str, Any]
-    fingerprint: str
+    content: tuple[Path, ...]
+    """The files that make it this model: configuration and weights."""
     header: GgufFile | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the content: any change of a weight changes it."""
+        return content_fingerprint(self.content)
 
     def tensors(self) -> TensorStore:
         """The weights. Raises UserError when they are absent or damaged."""
@@ -161,7 +169,7 @@ def _open_gguf(source: str, path: Path) -> ModelFiles:
         gguf=path,
         config=hugging_face_config(header),
         generation_config=hugging_face_generation_config(header),
-        fingerprint=content_fingerprint([path]),
+        content=(path,),
         header=header,
     )
 
@@ -183,24 +191,27 @@ def _open_folder(source: str, folder: Path) -> ModelFiles:
         gguf=None,
         config=config,
         generation_config=_read_json(folder / "generation_config.json") or {},
-        fingerprint=content_fingerprint([folder / "config.json", *weights]),
+        content=(folder / "config.json", *weights),
     )
 
 
 def content_fingerprint(paths: Iterable[Path]) -> str:
-    """A hash of names, sizes and samples of the contents of files: their beginning, end and evenly spread pieces."""
-    digest = hashlib.sha256()
-    for path in paths:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            if size <= _SAMPLE_BYTES * _SAMPLES:
-                digest.update(file.read())
-                continue
-            for number in range(_SAMPLES):
-                file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:32]
+    """A hash of the names and whole contents of files. Each is read once: its hash is remembered beside the other
+    caches of podtune until the file changes, and that of a file in the Hub's cache is its name there."""
+    named = {path: _name_in_hub_cache(path) for path in paths}
+    home = Path(os.environ.get("PODTUNE_CACHE", "~/.cache/podtune")).expanduser()
+    unnamed = [path for path, digest in named.items() if digest is None]
+    hashed = dict(zip(unnamed, FileHashes(home / "hashes.json").of(unnamed), strict=True))
+    lines = [f"{path.name} {digest or hashed[path]}\n" for path, digest in named.items()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def _name_in_hub_cache(path: Path) -> str | None:
+    """The SHA-256 of a large file that lies in the Hub's cache, by which it is called there and was checked."""
+    if not path.is_symlink():
+        return None
+    blob = path.resolve()
+    return blob.name if blob.parent.name == "blobs" and _BLOB.fullmatch(blob.name) else None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -199,7 +199,7 @@ def _eos_ids(files: ModelFiles) -> list[int]:
     for name, content in (("generation_config.json", files.generation_config), ("config.json", files.config)):
         told: Any = content.get("eos_token_id")
         ids: list[Any] = [] if told is None else told if isinstance(told, list) else [told]
-        if not all(isinstance(one, int) for one in ids):
+        if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids):
             raise UserError(
                 f"model: {files.source}: {name}: eos_token_id={told!r} is no token id, nor a list of them. Download or "
                 "save the model again."

@@ -98,7 +98,7 @@ def _with_folder(files: ModelFiles, folder: Path) -> ModelFiles:
         gguf=None,
         config=files.config,
         generation_config=files.generation_config,
-        fingerprint=files.fingerprint,
+        content=files.content,
     )
 
 

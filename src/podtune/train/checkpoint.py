@@ -29,9 +29,12 @@ class Checkpoints:
 
     def __init__(self, output: str, *, keep: int, keep_best: bool, read_only: bool = False) -> None:
         """read_only: to look at them while another process may be writing; nothing is made, cleaned up or deleted."""
-        # orbax remarks on its own settings there; what a user has to know comes as an exception.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # orbax remarks on its own settings there, and tells every failure twice, with a traceback; what a user has to
+        # know comes as an exception.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self.folder = epath.Path(output) / "checkpoints"
+        if not is_address(output) and self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"output: {self.folder} is a file, where checkpoints would be. Move it away.")
         policies: list[Any] = [ocp.checkpoint_managers.LatestN(keep)]
         if keep_best:
             policies.append(

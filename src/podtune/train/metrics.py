@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -59,9 +60,12 @@ class MetricsLog:
         self._file = self.path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+        for one in (self._file, self._events):
+            try:
+                if one is not None:
+                    one.close()
+            except OSError as error:  # what ended the run is told, and not that its last lines could not be written
+                logging.getLogger(__name__).warning("the log %s is not whole: %s", self.path, error.strerror or error)
 
 
 class Stopwatch:

@@ -82,6 +82,8 @@ def convert_model(source: str, to: Path, console: Console, *, dtype: str | None 
             generation_config=loaded.files.generation_config,
             progress=progress,
         )
+    if written.lost:
+        say(f"warning: {written.lost}")
     say(f"exported {to}: {written.tensors} tensors, {readable_bytes(written.bytes)}, {written.dtype}")
 
 

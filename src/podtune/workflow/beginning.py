@@ -55,6 +55,15 @@ def open_model(work: Work, *, offline: bool = False, weights: bool = True) -> No
     work.say(f"model: {settings.source} ({work.model.family.name}, {_count(parameters(work.model))} parameters)")
 
 
+def check_small_files(work: Work) -> None:
+    """Raises UserError for a configuration or tokenizer that would not load once it is exported; needs no weights."""
+    from podtune.export.rehearsal import rehearse_small_files
+
+    rehearse_small_files(
+        work.model, work.tokenizer, dtype=export_dtype(work), generation_config=work.files.generation_config
+    )
+
+
 def prepare_data(work: Work, *, report: Console | None = None) -> None:
     """Rows into packed TFRecord shards, or those from the cache; the table of what became of the rows, on the console
     `report` where there is one apart from that for all else."""
@@ -130,7 +139,7 @@ def rehearse_export(work: Work) -> None:
         checkpoint_bytes=checkpoint_bytes(work),
     )
     work.merged_too = export.merged or bool(rehearsed.warnings)
-    for warning in rehearsed.warnings:
+    for warning in (*rehearsed.warnings, *([rehearsed.lost] if rehearsed.lost else [])):
         work.warn(warning)
     work.say(f"export rehearsed: {rehearsed.tensors} tensors, {readable_bytes(rehearsed.bytes)} will be written")
 
@@ -166,10 +175,10 @@ def export_dtype(work: Work) -> str:
 
 def base_name(work: Work) -> tuple[str, str | None]:
     """(what an adapter's base_model_name_or_path says, its revision)."""
-    from podtune.hub.sources import check_source
+    from podtune.hub.sources import check_model_source
 
     source = work.run.model.source
-    hub_id = check_source(source)
+    hub_id = check_model_source(source)
     if hub_id is not None:
         return hub_id
     return (source if is_remote(source) else str(Path(source).expanduser().resolve())), None

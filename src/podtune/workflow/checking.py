@@ -20,7 +20,7 @@ from podtune.config.schema import Run
 from podtune.config.wording import counted
 from podtune.hub.addresses import is_address
 from podtune.workflow import identity
-from podtune.workflow.output import OutputFolder, check_store, check_usable, has_begun, open_output
+from podtune.workflow.output import OutputFolder, check_store, check_usable, has_begun, is_output_folder, open_output
 from podtune.workflow.work import Work
 
 SHOWN_FAULTS = 10
@@ -76,6 +76,7 @@ def _model_faults(work: Work) -> Iterator[str]:
         yield str(error) if str(error).startswith("model") else f"model: {error}"
         return
     yield from _faults_in(lambda: beginning.row_tokens(work))
+    yield from _faults_in(lambda: beginning.check_small_files(work))
     if (lora := work.run.method.lora) is not None:
         yield from _faults_in(lambda: attach(work.model.describe(), lora, aliases=work.model.aliases()))
     yield from _faults_in(lambda: training.check_prompts(work))
@@ -171,6 +172,9 @@ def _output_faults(work: Work, *, prepared: bool) -> Iterator[str]:
         return
     faults = _faults_in(lambda: check_usable(work.run))
     yield from faults
+    if not faults and is_output_folder(Path(output)):
+        yield from (lost := _faults_in(lambda: identity.refuse_lost_checkpoints(open_output(Path(output)))))
+        faults += lost
     if prepared and not faults and has_begun(Path(output)):
         work.output = open_output(Path(output))
         yield from _faults_in(lambda: identity.refuse_changes(work, identity.fingerprints(work)))

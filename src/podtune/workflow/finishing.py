@@ -34,6 +34,8 @@ def export_model(work: Work) -> None:
                 extra_files={"README.md": model_card(work, "model")},
                 progress=progress,
             )
+        if written.lost:
+            work.warn(written.lost)
         exported["model"] = {
             "folder": "model",
             "tensors": written.tensors,

@@ -11,8 +11,11 @@ from typing import Any
 from podtune import __version__
 from podtune.config.errors import PodtuneError, UserError
 from podtune.config.sameness import Change, changes, may_change
+from podtune.config.wording import counted
+from podtune.train.metrics import read_metrics
 from podtune.workflow import beginning
 from podtune.workflow.environment import machine, versions
+from podtune.workflow.output import OutputFolder, has_checkpoint
 from podtune.workflow.places import with_full_paths
 from podtune.workflow.work import Work
 
@@ -108,6 +111,24 @@ def refuse_changes(work: Work, now: Mapping[str, str]) -> None:
         f"output: {work.run.output.path} holds a run of another {', '.join(changed)}, and this one cannot go on from "
         "it:\n  " + "\n  ".join(dict.fromkeys(lines)) + "\nName another output, or start anew with --fresh."
     )
+
+
+def refuse_lost_checkpoints(output: OutputFolder) -> None:
+    """Raises UserError where a run has trained and what it saved is gone: it would be trained again, from its first
+    step, and exported over what came of it."""
+    said = "Put them back, name another output, or start anew with --fresh"
+    if output.checkpoints.exists() and not output.checkpoints.is_dir():
+        raise UserError(f"output: {output.checkpoints} is a file, where checkpoints would be. Move it away.")
+    if output.has_reached("trained") and not has_checkpoint(output.path, output.address):
+        raise UserError(f"output: {output.path}: this run has trained, and its checkpoints are gone. {said}.")
+    # The folder is made before the first step, and only a person takes it away.
+    if output.address is None and not output.checkpoints.exists():
+        steps = max((line["step"] for line in read_metrics(output.metrics)), default=0)
+        if steps > 0:
+            raise UserError(
+                f"output: {output.path}: {output.metrics.name} tells of {counted(steps, 'step')}, and the checkpoints "
+                f"are gone. {said}."
+            )
 
 
 def _is_of(name: str, change: Change) -> bool:

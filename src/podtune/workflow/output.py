@@ -21,6 +21,7 @@ from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
 from podtune.hub.addresses import check_address, is_address
 from podtune.train.output import local_folder
+from podtune.workflow.full_disk import full_disk_told
 from podtune.workflow.places import with_full_paths
 from podtune.workflow.remote_output import fetch, forget, listed, publish
 
@@ -177,8 +178,10 @@ def _check_local(path: Path, run: Run, *, fresh: bool) -> None:
         _refuse_foreign(str(path), names, is_ours=_is_dumped(path / "run.yaml"))
     _refuse_inside(path, run)
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"output: {existing} is not writable for this user. Name another folder.")
+    try:  # os.access says yes to root for /proc and for what is mounted read-only
+        os.rmdir(tempfile.mkdtemp(prefix=".podtune-", dir=existing))
+    except OSError as error:
+        raise UserError(f"output: {existing} cannot be written to ({error.strerror}). Name another folder.") from error
 
 
 @contextmanager
@@ -197,7 +200,7 @@ def claimed(run: Run, *, fresh: bool = False, first: bool = True) -> Iterator[Ou
     path = local_folder(run.output.path)
     address = run.output.path if is_address(run.output.path) else None
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    with _locked(path):
+    with _locked(path), full_disk_told(path):
         if address is not None:
             fetch(address, path)
         if not fresh:  # another may have run there since

@@ -27,6 +27,7 @@ class Stage(NamedTuple):
 STAGES: tuple[Stage, ...] = (
     Stage("open the model", beginning.open_model),
     Stage("check the prompts", training.check_prompts),
+    Stage("check configuration and tokenizer", beginning.check_small_files),
     Stage("prepare the data", beginning.prepare_data),
     Stage("know the run again", identity.check_same_run),
     Stage("choose devices, check memory", beginning.choose_devices),
@@ -58,6 +59,8 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
             said = finished_message(output) + _export_note(output, run) + note
             console.print(said, markup=False, highlight=False, soft_wrap=True)
             return output
+        if output.writes and not fresh:
+            identity.refuse_lost_checkpoints(output)
         work = Work(run, console, output)
         try:
             for stage in STAGES:
