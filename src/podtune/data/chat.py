@@ -200,6 +200,16 @@ class _Encoder:
                     "Use a template that renders it, or take it out of the data"
                 )
                 return (), _refuse(row, "not_rendered", reason)
+        if lost := self.finder.lost_tools(conversation):
+            tools = [
+                cast(Any, conversation.tools[at].get("function") or {}).get("name") or f"tool {at + 1}" for at in lost
+            ]
+            reason = (
+                f"the chat template leaves out what the row says of its tools ({', '.join(map(str, tools[:5]))}"
+                f"{', ...' if len(tools) > 5 else ''}). Use a template that renders tools (model.chat_template), or "
+                "leave the column out of the data"
+            )
+            return (), _refuse(row, "not_rendered", reason)
         if any(message.role not in _USUAL_ROLES for message in conversation.messages):
             notes.append("unusual_role")
         if turns.changed:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from podtune.config.errors import UserError
 
-ENCODING_VERSION = 3  # raise it whenever equal inputs would give other rows than before
+ENCODING_VERSION = 4  # raise it whenever equal inputs would give other rows than before
 _BLOCK = 8 << 20
 _SETTLED_NS = 1_000_000_000  # a younger file could be written again without a new time of change
 
