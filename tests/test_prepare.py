@@ -218,6 +218,11 @@ def test_nothing_left_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [chat("Long?", "word " * 400)])
     with pytest.raises(UserError, match=r"none of 1 row is left.*too_long: truncate"):
         prepare_chats(tmp_path, path)
+    question = write_rows(tmp_path / "b.jsonl", [chat("word " * 400, "Yes.")])
+    with pytest.raises(
+        UserError, match=r"cut the answer away entirely\)\. max_length is \d+: raise data\.max_length\.$"
+    ):
+        prepare_chats(tmp_path, {"train": str(question), "too_long": "truncate"})
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(UserError, match=r"empty\.jsonl"):
         prepare_chats(tmp_path, tmp_path / "empty.jsonl")
