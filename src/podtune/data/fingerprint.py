@@ -27,7 +27,7 @@ def fingerprint_of(parts: dict[str, Any]) -> str:
 
 
 class FileHashes:
-    """SHA-256 of local files; remembered by (path, size, time of change) so that a known file is not read again."""
+    """SHA-256 of local files; remembered by (path, size, times of change, inode) so that a known file is not read again."""
 
     def __init__(self, memory: Path | None) -> None:
         self._memory = memory
@@ -62,7 +62,7 @@ class FileHashes:
                     advance(len(block))
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-        if time.time_ns() - stamp[1] > _SETTLED_NS:
+        if time.time_ns() - max(stamp[1], stamp[3]) > _SETTLED_NS:
             with self._lock:
                 self._learnt[name] = [*stamp, digest.hexdigest()]
         return digest.hexdigest()
@@ -82,14 +82,16 @@ class FileHashes:
 
 
 def _stamp(path: Path) -> list[int]:
+    """What a file cannot be written to without changing: a program may set the time of its contents back (rsync, tar,
+    touch), but not the time of the change itself."""
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 def _read_memory(memory: Path | None) -> dict[str, list[Any]]:
     """What is remembered; nothing when that cannot be read, for it can be found out again."""
     try:
-        known: Any = json.loads(memory.read_text()) if memory is not None else {}
+        known: Any = json.loads(memory.read_text()) if memory is not None and memory.is_file() else {}
     except (OSError, ValueError):
         return {}
     sound = isinstance(known, dict) and all(isinstance(v, list) for v in cast(dict[str, Any], known).values())
