@@ -146,7 +146,7 @@ def test_a_pattern_without_a_match_an_empty_folder_and_an_unknown_kind_are_refus
     with pytest.raises(UserError, match="the folder holds no files"):
         list(read_records(Source(path=str(tmp_path))))
     (tmp_path / "a.docx").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"the folder holds 1 files, none of which podtune reads\. It reads jsonl"):
+    with pytest.raises(UserError, match=r"the folder holds 1 file, none of which podtune reads\. It reads jsonl"):
         list(read_records(Source(path=str(tmp_path))))
     with pytest.raises(UserError, match="does not know this kind of file"):
         list(read_records(Source(path=str(tmp_path / "a.docx"))))

@@ -20,7 +20,7 @@ REFUSALS = {
 
 def source_reports(job: Job, chunks: Sequence[Chunk]) -> list[SourceReport]:
     """Adds up what the chunks of each source say."""
-    reports = [SourceReport(entry.name, entry.source.weight) for entry in job.inputs]
+    reports = [SourceReport(entry.name, entry.source.weight, files=entry.file_names) for entry in job.inputs]
     for chunk in chunks:
         summary = chunk.summary
         report = reports[summary.source]
