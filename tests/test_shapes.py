@@ -339,6 +339,17 @@ def test_a_column_written_almost_right_is_named(names: tuple[str, ...], slip: st
         sniff_shape(records(dict.fromkeys(names, "x")))
 
 
+@pytest.mark.parametrize("names", [("Question: what?", "no"), ("{q}", "#a"), ("yes, please", '"a"')])
+def test_a_mapping_that_is_offered_can_be_pasted(names: tuple[str, str]):
+    from ruamel.yaml import YAML
+
+    with pytest.raises(UserError) as caught:
+        row(dict.fromkeys(names, "words"))
+    found = re.search(r"columns: (\{.*\}) for a question and its answer", str(caught.value))
+    assert found, str(caught.value)
+    assert YAML(typ="safe").load(found[1]) == {"instruction": names[0], "output": names[1]}
+
+
 def test_columns_that_only_some_rows_have_are_found():
     shape = sniff_shape(records({"messages": OPENAI}, {"messages": OPENAI, "tools": [CALL["function"]]}))
     assert "tools" in shape.columns

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Shape
+from podtune.config.writing import as_yaml
 from podtune.data.column_names import meant_by, slip_in
 from podtune.data.messages import SHAREGPT_KEYS, Fault, read_messages, read_tools, refuse_difference, says_something
 from podtune.data.read_json import kind_of
@@ -144,9 +145,9 @@ def _unknown_shape(record: Record, shape: Shape) -> str:
     cannot_tell = f"{where}: cannot tell the shape from the columns {_listed(record.value)}."
     if slip := slip_in(names, _KNOWN_COLUMNS):
         written, known = slip
-        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {{{known}: {written}}}."
+        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {{{known}: {as_yaml(written)}}}."
     meant = meant_by(record.value) or _first_texts(record.value)
-    mapping = ", ".join(f"{role}: {name}" for role, name in meant.items())
+    mapping = ", ".join(f"{role}: {as_yaml(name)}" for role, name in meant.items())
     pair = f"{{{mapping}}} for a question and its answer, " if mapping else ""
     return (
         f"{cannot_tell} Name them, for example columns: {pair}{{prompt: ..., completion: ...}} for a text and what "
