@@ -322,9 +322,9 @@ def test_a_file_written_anew_with_its_old_size_time_and_inode_is_read_anew(tmp_p
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_pipe_or_folder_in_the_place_of_the_lock_is_named_and_not_waited_for(tmp_path: Path, make, ending) -> None:
     make(tmp_path / f"x.lock{ending}")
-    with pytest.raises(UserError, match=r"x\.lock.*: this is .* where a lock of podtune is wanted"):
-        with preparation_lock(tmp_path / "x.lock", waiting=pytest.fail):
-            pytest.fail("the lock was taken")
+    lock = preparation_lock(tmp_path / "x.lock", waiting=pytest.fail)
+    with pytest.raises(UserError, match=r"x\.lock.*: this is .* where a lock of podtune is wanted"), lock:
+        pytest.fail("the lock was taken")
 
 
 def test_progress_is_a_bar_on_a_terminal_and_plain_sentences_elsewhere(tmp_path: Path) -> None:

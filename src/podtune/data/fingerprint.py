@@ -27,7 +27,8 @@ def fingerprint_of(parts: dict[str, Any]) -> str:
 
 
 class FileHashes:
-    """SHA-256 of local files; remembered by (path, size, times of change, inode) so that a known file is not read again."""
+    """SHA-256 of local files; remembered by (path, size, times of change, inode) so that a known file is not read
+    again."""
 
     def __init__(self, memory: Path | None) -> None:
         self._memory = memory

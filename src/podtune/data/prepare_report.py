@@ -55,8 +55,9 @@ class Tally:
 
 @dataclass
 class SourceReport:
-    """One source. files: their names in messages, in the order read. kept counts rows that gave an example; changed, those of them that were cut or split; noted, those
-    that hold something the user should know (codes of chat.NOTES)."""
+    """One source. files: their names in messages, in the order read. kept counts rows that gave an example; changed,
+    those of them that were cut or split; noted, those that hold something the user should know (codes of
+    chat.NOTES)."""
 
     name: str
     weight: float = 1.0

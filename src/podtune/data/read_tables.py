@@ -124,7 +124,8 @@ class Unreadable:
 def _refuse_twice(names: list[str], origin: str) -> None:
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
-            f"{origin}: two columns are named {', '.join(map(json.dumps, repeated))}. Write the file anew with one of them."
+            f"{origin}: two columns are named {', '.join(map(json.dumps, repeated))}. Write the file anew with one of "
+            "them."
         )
 
 

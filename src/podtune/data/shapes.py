@@ -145,7 +145,8 @@ def _unknown_shape(record: Record, shape: Shape) -> str:
     cannot_tell = f"{where}: cannot tell the shape from the columns {_listed(record.value)}."
     if slip := slip_in(names, _KNOWN_COLUMNS):
         written, known = slip
-        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {{{known}: {as_yaml(written)}}}."
+        mapping = f"{{{known}: {as_yaml(written)}}}"
+        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {mapping}."
     meant = meant_by(record.value) or _first_texts(record.value)
     mapping = ", ".join(f"{role}: {as_yaml(name)}" for role, name in meant.items())
     pair = f"{{{mapping}}} for a question and its answer, " if mapping else ""
