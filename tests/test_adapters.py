@@ -45,6 +45,8 @@ def test_all_linear_weights_but_embedding_and_head_are_the_default(name):
         (("lm_head",), ["head"]),
         (("embed_tokens",), ["embedding"]),
         (("embedding", "head"), ["embedding", "head"]),
+        (("all-linear", "embedding"), ["embedding", *LINEAR]),
+        (("q_proj", "all-linear"), LINEAR),
     ],
 )
 def test_a_pattern_may_use_either_name(patterns, expected):

@@ -159,6 +159,25 @@ def test_a_template_that_loses_a_message_or_a_call_is_refused():
     assert "leaves out the content of message 3 (tool)" in lost_result.reason
 
 
+@pytest.mark.parametrize(
+    ("shown", "lost"), [("", "f, g"), ("{{ tools[0].function.name }}", "g"), ("{{ tools|length }}{{ tools }}", "")]
+)
+def test_a_template_that_loses_tools_is_refused(shown: str, lost: str):
+    """A model that is not shown its tools would be trained to call what it cannot know of."""
+    plain = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}"""
+    tokenizer = make_tokenizer(FAMILIES["chatml"], shown + plain)
+    tools = tuple({"type": "function", "function": {"name": name, "parameters": {}}} for name in "fg")
+    for text in ("one", "f and g"):  # a name in a message is not the tool
+        result = encode(Conversation((Message("user", text), TURNS[1]), tools), tokenizer)
+        assert isinstance(result, Refused) == bool(lost)
+        if isinstance(result, Refused):
+            assert result.kind == "not_rendered"
+            assert f"leaves out what the row says of its tools ({lost})" in result.reason
+            assert "leave the column out" in result.reason
+
+
 def test_chats_without_a_template_are_refused_with_a_way_out():
     tokenizer = make_tokenizer(FAMILIES["chatml"], None)
     assert "chat_template: FILE" in refused(PLAIN, tokenizer).reason

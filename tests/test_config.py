@@ -165,7 +165,7 @@ EXPECTED = (
     'missing key "output"',
     'missing key "path" under data.train.1',
     'unknown key "pth", did you mean "path"?',
-    "data.train.2.weight: wanted a number above 0, read the number -1",
+    "data.train.2.weight: wanted a number above 0 and at most 1000, read the number -1",
     'data.too_long: wanted one of drop, truncate, refuse, read the text "cut"',
     "method.lora.rank: wanted a whole number at least 1, read the number 0",
     'duplicate key "epochs", first on line 5',
@@ -194,7 +194,7 @@ method:
 output: o
 """
     assert faults_of(tmp_path, text) == [
-        'run.yaml:6: data.train.1.weight: wanted a number above 0, read the text "heavy"',
+        'run.yaml:6: data.train.1.weight: wanted a number above 0 and at most 1000, read the text "heavy"',
         "run.yaml:9: data.validation.1.path: wanted text, read the number 3; put it in quotes if it is meant as text",
         "run.yaml:14: method.lora.targets.1: wanted text, read the number 5; put it in quotes if it is meant as text",
     ]

@@ -46,6 +46,8 @@ def test_a_scalar_form_on_the_way_becomes_its_mapping(tmp_path):
         ("train.steps= ", "nothing stands behind train.steps=; write none for no value"),
         ("trian.steps=3", 'unknown key "trian", did you mean "train"?'),
         ("train.steps.more=3", "train.steps: wanted a whole number"),
+        ("data.train.0.weight=1e300", "data.train.0.weight: wanted a number above 0 and at most 1000, read"),
+        ("data.train.0.weight=1001", "wanted a number above 0 and at most 1000"),
         ("data.train.5.weight=2", "there is no item 5: the list has 1"),
         ("eval.prompts=[a,b", "not YAML"),
         ("verbose", "wanted key=value"),

@@ -20,7 +20,7 @@ text = st.text(min_size=1, max_size=12).filter(lambda value: value.strip() and "
 path = text.filter(lambda value: "~" not in value and "$" not in value and value.strip() not in ("none", "auto"))
 fraction = st.floats(1e-9, 0.49)
 sources = st.lists(
-    st.one_of(path, st.fixed_dictionaries({"path": path, "weight": st.floats(0.001, 1e6)})), min_size=1, max_size=3
+    st.one_of(path, st.fixed_dictionaries({"path": path, "weight": st.floats(0.001, 1e3)})), min_size=1, max_size=3
 )
 optional: dict[str, Any] = {
     "train": st.fixed_dictionaries(

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from podtune.config.errors import RunFailure, UserError
 from podtune.config.rows import Data
-from podtune.data.chat import encode_row
+from podtune.data.chat import NOTES, encode_row
 from podtune.data.prepare import prepare
+from podtune.data.prepare_report import PrepareReport, SourceReport, Tally
 from podtune.data.rows import Conversation, Message, Row
 
 
@@ -91,6 +92,33 @@ def test_the_second_time_nothing_is_done_and_that_is_said(tmp_path: Path) -> Non
     assert "nothing to do" in said.getvalue()
     assert second.report == first.report
     assert all_rows(second) == all_rows(first)
+
+
+def test_the_report_speaks_of_the_files_of_this_run(tmp_path: Path) -> None:
+    """Equal bytes under another name are found prepared, but the places told are those that the user can open."""
+    rows = [*chats(20), chat("Long?", "word " * 400)]
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "_SUCCESS").touch()
+        write_rows(tmp_path / name / f"{name}.jsonl", rows)
+    prepare_chats(tmp_path, tmp_path / "first")
+    found = prepare_chats(tmp_path, tmp_path / "second")
+    assert found.reused
+    (source,) = found.report.sources
+    file = tmp_path / "second" / "second.jsonl"
+    assert (source.name, source.files) == (str(tmp_path / "second"), (str(file),))
+    assert source.dropped.places == {"longer than max_length": [f"{file}:21"]}
+    assert "first" not in str(found.report)
+    assert f"{tmp_path / 'second'}: not read: names that begin with . or _: 1 (_SUCCESS)" in found.report.notes
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_note_on_rows_reads_well_for_one_and_for_many(count: int) -> None:
+    for words in NOTES.values():
+        assert words.split()[0] in ("with", "without")
+    source = SourceReport("a", noted=Tally({"reasoning_left_out": count}, {"reasoning_left_out": ["a.jsonl:1"]}))
+    said = str(PrepareReport((source,), (), 1).lines()[1])
+    assert said.startswith(f"a: {count} row{'s' if count > 1 else ''} with reasoning that the chat template leaves out")
 
 
 def test_a_moved_file_with_the_same_bytes_is_known(tmp_path: Path) -> None:
@@ -218,6 +246,11 @@ def test_nothing_left_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [chat("Long?", "word " * 400)])
     with pytest.raises(UserError, match=r"none of 1 row is left.*too_long: truncate"):
         prepare_chats(tmp_path, path)
+    question = write_rows(tmp_path / "b.jsonl", [chat("word " * 400, "Yes.")])
+    with pytest.raises(
+        UserError, match=r"cut the answer away entirely\)\. max_length is \d+: raise data\.max_length\.$"
+    ):
+        prepare_chats(tmp_path, {"train": str(question), "too_long": "truncate"})
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(UserError, match=r"empty\.jsonl"):
         prepare_chats(tmp_path, tmp_path / "empty.jsonl")

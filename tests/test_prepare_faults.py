@@ -331,10 +331,34 @@ def test_data_that_changes_while_it_is_read_is_not_prepared(tmp_path: Path, monk
 def test_a_file_that_is_settled_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hit on 100 GB must not read 100 GB."""
     path = write_rows(tmp_path / "a.jsonl", chats(20))
-    monkeypatch.setattr("podtune.hub.file_hashes._SETTLED_NS", 0)
+    monkeypatch.setattr("podtune.hub.file_hashes._SETTLED_NS", -1)
     prepare_chats(tmp_path, path)
     monkeypatch.setattr("podtune.hub.file_hashes.hashlib.sha256", pytest.fail, raising=False)
     assert len(FileHashes(tmp_path / "cache" / "hashes.json").of([path])[0]) == 64
+
+
+def test_a_file_written_anew_with_its_old_size_time_and_inode_is_read_anew(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("podtune.data.fingerprint._SETTLED_NS", -1)
+    path, memory = tmp_path / "a.jsonl", tmp_path / "hashes.json"
+    path.write_text("old")
+    before = path.stat()
+    (old,) = FileHashes(memory).of([path])
+    time.sleep(0.05)  # the clock of file systems ticks every few milliseconds
+    with open(path, "r+") as file:
+        file.write("new")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert FileHashes(memory).of([path]) != [old]
+
+
+@pytest.mark.parametrize("ending", ["", ".guard"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_folder_in_the_place_of_the_lock_is_named_and_not_waited_for(tmp_path: Path, make, ending) -> None:
+    make(tmp_path / f"x.lock{ending}")
+    lock = preparation_lock(tmp_path / "x.lock", waiting=pytest.fail)
+    with pytest.raises(UserError, match=r"x\.lock.*: this is .* where a lock of podtune is wanted"), lock:
+        pytest.fail("the lock was taken")
 
 
 def test_progress_is_a_bar_on_a_terminal_and_plain_sentences_elsewhere(tmp_path: Path) -> None:

@@ -205,7 +205,37 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a text among segments": ({"tokens": [1, 2], "segments": [1, "b"]}, r"column segments is a list that holds a text"),
     "lists for segments": ({"tokens": [1, 2], "segments": [[1], [1]]}, r"column segments is a list that holds a list"),
     "fractions for tokens": ({"tokens": [1, 2, 3, 4, 5.5]}, r"column tokens is a list that holds a number, a list of whole"),
+    "two system messages": ({"messages": [{"role": "system", "content": "Be short."}, *OPENAI[-2:]], "system": "Be long."},
+                            r"column system and messages\[0\] are two system messages .* take messages\[0\] out"),
+    "tools beside plain texts": ({"prompt": "q", "completion": "a", "tools": [{"name": "f"}]},
+                                 r"column tools stands beside a plain prompt .* lists of messages, or leave the column out"),
+    "a call said twice": (one({"role": "assistant", "function_call": {"name": "f"}, "tool_calls": [{"function": {"name": "g"}}]}),
+                          r"messages\[1\] has function_call and tool_calls, which mean one thing and say two"),
+    "reasoning said twice": (one({"role": "assistant", "content": "a", "reasoning": "x", "thinking": "y"}),
+                             r'has reasoning and thinking, which .* say two \("x" and "y"\)\. Keep one'),
+    "train against weight": (one({"role": "assistant", "content": "a", "train": True, "weight": 0}), r"has train and weight"),
+    "content against value": (one({"role": "assistant", "content": "a", "value": "b"}), r"has content and value"),
+    "role against from": (one({"role": "assistant", "content": "a", "from": "human"}), r"has role and from"),
+    "arguments against parameters": (one({"role": "assistant", "tool_calls": [
+                                          {"function": {"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}}]}),
+                                     r"has arguments and parameters"),
+    "tools against functions": ({"messages": OPENAI, "tools": [{"name": "f"}], "functions": [{"name": "g"}]},
+                                r"the row has tools and functions"),
+    "trained against loss_mask": ({"tokens": [1, 2], "trained": [1, 0], "loss_mask": [1, 1]}, r"has trained and loss_mask"),
 }  # fmt: skip
+
+
+def test_what_is_said_twice_alike_is_read_once():
+    """And a key that is null or empty says nothing against the other."""
+    call, system = {"name": "f", "arguments": {"a": 1}}, {"role": "system", "content": "Be short."}
+    said = {"role": "assistant", "from": "gpt", "content": "", "value": "a", "reasoning": "x", "thinking": "x",
+            "reasoning_content": None, "train": False, "weight": 0, "function_call": call,
+            "tool_calls": [{"id": "1", "function": call}]}  # fmt: skip
+    value = row({"messages": [system, OPENAI[0], said], "system": "Be short.", "functions": [], "tools": None}).value
+    assert isinstance(value, Conversation)
+    assert [message.role for message in value.messages].count("system") == 1
+    calls = ({"type": "function", "id": "1", "function": call},)
+    assert value.messages[-1] == Message("assistant", "a", train=False, reasoning="x", tool_calls=calls)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -307,6 +337,17 @@ def test_usual_names_for_questions_and_answers_are_offered(names: tuple[str, ...
 def test_a_column_written_almost_right_is_named(names: tuple[str, ...], slip: str):
     with pytest.raises(UserError, match=f"Did you mean {slip}"):
         sniff_shape(records(dict.fromkeys(names, "x")))
+
+
+@pytest.mark.parametrize("names", [("Question: what?", "no"), ("{q}", "#a"), ("yes, please", '"a"')])
+def test_a_mapping_that_is_offered_can_be_pasted(names: tuple[str, str]):
+    from ruamel.yaml import YAML
+
+    with pytest.raises(UserError) as caught:
+        row(dict.fromkeys(names, "words"))
+    found = re.search(r"columns: (\{.*\}) for a question and its answer", str(caught.value))
+    assert found, str(caught.value)
+    assert YAML(typ="safe").load(found[1]) == {"instruction": names[0], "output": names[1]}
 
 
 def test_columns_that_only_some_rows_have_are_found():

@@ -16,7 +16,8 @@ from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.data.example_codec import encode_example
 from podtune.data.records import frame_record
-from podtune.data.sources import FORMATS, list_files
+from podtune.data.sources import FORMATS, list_files, list_source
+from podtune.data.survey import survey_source
 
 ROWS = [
     {"text": 'Hello, "you"\nthere', "note": "a"},
@@ -159,6 +160,39 @@ def test_globs_and_folders_give_their_files_in_the_order_of_their_names(tmp_path
     assert [row["text"] for row in read(tmp_path)] == ["a.jsonl", "b.jsonl", "sub/c.jsonl"]
     assert [row["text"] for row in read(tmp_path / "*.jsonl")] == ["a.jsonl", "b.jsonl"]
     assert [row["text"] for row in read(tmp_path / "**/c.jsonl")] == ["sub/c.jsonl"]
+
+
+def test_what_of_a_folder_is_not_read_is_said(tmp_path: Path):
+    for name in ("a.jsonl", "_more/b.jsonl", ".git/c", "_SUCCESS", "notes.pdf", "sub/d.jsonl.bz2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}))
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    found = list_source(Source(path=str(tmp_path)))
+    assert [Path(file.origin).name for file in found.files] == ["a.jsonl"]
+    assert found.left_out == (
+        "not read: names that begin with . or _: 3 (.git, _SUCCESS, _more); files of a kind podtune does not know: 2 "
+        "(notes.pdf, sub/d.jsonl.bz2); links that lead nowhere, pipes and the like: 1 (gone.jsonl)"
+    )
+    matched = list_source(Source(path=str(tmp_path / "*.jsonl")))
+    assert matched.left_out.endswith(f"({tmp_path / 'gone.jsonl'})")
+    assert list_source(Source(path=str(tmp_path / "a.jsonl"))).left_out == ""
+    assert survey_source(str(tmp_path)).lines()[-1] == f"besides  {found.left_out}"
+
+
+def test_what_of_a_remote_folder_is_not_read_is_said():
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    try:
+        for name in ("a.jsonl", "_SUCCESS", "_old/b.jsonl", "c.pdf"):
+            system.pipe(f"/bucket/_run/{name}", b'{"text": "a"}')
+        found = list_source(Source(path="memory://bucket/_run"))
+        assert [file.origin for file in found.files] == ["memory://bucket/_run/a.jsonl"]
+        assert (
+            "begin with . or _: 2 (_SUCCESS, _old/b.jsonl); files of a kind podtune does not know: 1" in found.left_out
+        )
+    finally:
+        system.rm("/bucket", recursive=True)
 
 
 def test_a_link_to_a_folder_above_gives_no_file_twice(tmp_path: Path):

@@ -10,6 +10,7 @@ import lzma
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -20,7 +21,7 @@ from record_cases import read_records
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.data import read_json
-from podtune.data.rows import Refused
+from podtune.data.rows import Record, Refused
 from podtune.data.sources import list_files, read_file
 
 GOOD = b'{"text": "fine"}\n'
@@ -147,7 +148,7 @@ def test_a_pattern_without_a_match_an_empty_folder_and_an_unknown_kind_are_refus
     with pytest.raises(UserError, match="the folder holds no files"):
         list(read_records(Source(path=str(tmp_path))))
     (tmp_path / "a.docx").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"the folder holds 1 files, none of which podtune reads\. It reads jsonl"):
+    with pytest.raises(UserError, match=r"the folder holds 1 file, none of which podtune reads\. It reads jsonl"):
         list(read_records(Source(path=str(tmp_path))))
     with pytest.raises(UserError, match="does not know this kind of file"):
         list(read_records(Source(path=str(tmp_path / "a.docx"))))
@@ -196,6 +197,8 @@ def test_texts_that_begin_like_something_else_are_texts(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("data", [
     json.dumps([{"text": "a"}] * 9, indent=2).encode(), json.dumps({"text": "a"}, indent=1).encode(),
+    b"<!DOCTYPE html>\n<html>\n<body>\n</body>\n", b"\n<?xml version='1.0'?>\n<rows>\n", b"\x89PNG\r\n\x1a\n\x00\x00\n" * 9,
+    b"%PDF-1.7\n%\xe2\xe3\n" * 9, b"\x80\x04\x95\x1a\n\x94\x8c\n" * 9, b"\x7fELF\x02\x01\x01\xff\n" * 9,
     (GOOD * 9).decode().encode("utf-16-le"), "".join(f'{{"text": "{i}"}}\n' for i in range(9)).encode("utf-16"),
 ])  # fmt: skip
 def test_a_file_that_is_another_thing_throughout_is_one_fault(tmp_path: Path, data: bytes):
@@ -204,6 +207,38 @@ def test_a_file_that_is_another_thing_throughout_is_one_fault(tmp_path: Path, da
     (file,) = list_files(Source(path=str(path)))
     with pytest.raises(UserError):
         next(iter(read_file(file)))
+
+
+def write_parquet(path: Path, columns: dict[str, Any], names: list[str] | None = None) -> list[Record]:
+    table = pyarrow.table(list(columns.values()), names=names or list(columns))
+    pyarrow.parquet.write_table(table, path)
+    return list(read_records(Source(path=str(path))))
+
+
+def test_two_columns_of_one_name_are_refused_in_parquet_too(tmp_path: Path):
+    with pytest.raises(UserError, match=r'a\.parquet: two columns are named "text"'):
+        write_parquet(tmp_path / "a.parquet", {"x": ["a"], "y": ["b"]}, ["text", "text"])
+
+
+def test_a_moment_that_python_cannot_hold_hides_no_row(tmp_path: Path):
+    when = {
+        "late": pyarrow.array([2**60], pyarrow.timestamp("us")),
+        "where": pyarrow.array([0], pyarrow.timestamp("us", tz="Mars/Base")),
+    }
+    (record,) = write_parquet(tmp_path / "a.parquet", {"text": ["a"], **when})
+    assert record.value["text"] == "a"
+    assert list(record.value) == ["text", "late", "where"]
+
+
+def test_a_column_that_cannot_be_read_is_named(tmp_path: Path):
+    latin = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"caf\xe9"]).buffers())
+    with pytest.raises(
+        UserError, match=r'a\.parquet: column "text" cannot be read \(a text in it is not UTF-8: byte 0xe9'
+    ):
+        write_parquet(tmp_path / "a.parquet", {"text": latin})
+    late = pyarrow.array([{"at": 2**60}], pyarrow.struct([("at", pyarrow.timestamp("us"))]))
+    with pytest.raises(UserError, match=r'a\.parquet: column "meta" cannot be read \(.*Write the file anew'):
+        write_parquet(tmp_path / "a.parquet", {"text": ["a"], "meta": late})
 
 
 def test_rows_before_a_fault_are_given_so_that_the_fault_is_the_first(tmp_path: Path):

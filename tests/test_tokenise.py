@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from podtune.config.errors import RunFailure
-from podtune.data.tokenise import TextEncoder, ascii_pattern
+from podtune.data.tokenise import TextEncoder
+from podtune.data.word_patterns import ascii_pattern
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -130,6 +131,39 @@ def test_a_mask_holds_the_tokens_of_which_a_character_is_in_the_span(name: str, 
         low, high = len(text[:start].encode()), len(text[:end].encode())
         slow = [low < high and a < high and b > low for a, b in zip(begins, ends, strict=True)]
     assert encoded.mask([(start, end)]).tolist() == slow
+
+
+@pytest.mark.parametrize("pattern", [
+    r"\h+|[^0-9a-fA-F]+", r"[[:alpha:]]+|[^[:alpha:]]+", r"[\p{L}&&[^a]]+|.|\n", r"(\p{L}+)|[^\p{L}]+",
+    r"^.|[^x]+|x", r"\p{N}{2}+|\P{N}+|\p{N}", r"(?m:.)", r"[a[bc]]+|[^abc]+", r"\R|.", r"a(?i)b|[^a]+|a",
+    r"[!--a]+|[^a-]+", r"\p{Alpha}+|\P{Alpha}+",
+])  # fmt: skip
+def test_patterns_that_python_reads_otherwise_go_through_the_library(pattern: str):
+    inner = make_tokenizer(FAMILIES["chatml"], None).inner
+    inner.backend_tokenizer.pre_tokenizer = split_by(pattern)
+    ours = TextEncoder(inner)
+    assert ours._words is None
+    for text in ("dead beef 12, the cat\nsat abc & x--", "naïve 東京 123"):
+        assert (
+            ours.encode([text], special=False)[0].ids.tolist()
+            == ours.backend.encode(text, add_special_tokens=False).ids
+        )
+
+
+@pytest.mark.parametrize("pattern", [
+    LLAMA3,
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"\p{N}{1,3}|\P{N}+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+])  # fmt: skip
+def test_patterns_of_genuine_models_are_run_here(pattern: str):
+    """Llama 3, DeepSeek V3 and GPT-4o."""
+    inner = make_tokenizer(FAMILIES["chatml"], None).inner
+    inner.backend_tokenizer.pre_tokenizer = split_by(pattern)
+    assert TextEncoder(inner)._words is not None
 
 
 def test_where_the_library_and_we_disagree_the_run_stops(monkeypatch: pytest.MonkeyPatch):

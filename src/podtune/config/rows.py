@@ -54,7 +54,7 @@ class Source(Subject):
 
     path: PathText
     """A file, a glob, a directory, hub://owner/name[@revision][:split], gs://... or s3://..."""
-    weight: Annotated[float, Real(above=0)] = 1.0
+    weight: Annotated[float, Real(above=0, at_most=1000)] = 1.0
     """How many times an epoch of training passes over it."""
     shape: Annotated[Shape | None, Choice()] = None
     """As data.shape, for this source alone."""

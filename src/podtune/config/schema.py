@@ -63,7 +63,8 @@ class LoRA(Subject):
         Discriminator(list_or_scalar),
         OneOrMany(words=("all-linear",), empty=False),
     ] = "all-linear"
-    """all-linear, or patterns over weight paths such as layers.attention.q. One that matches nothing is refused."""
+    """all-linear, or patterns over weight paths such as layers.attention.q, of which all-linear may be one. One that
+    matches nothing is refused."""
     rslora: Bool = False
     """Scale by alpha / sqrt(rank) (Kalajdzievski, 2023)."""
 

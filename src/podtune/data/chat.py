@@ -21,15 +21,15 @@ from podtune.data.tokenise import Encoded, TextEncoder
 from podtune.data.turns import CONTENT, FIRST_TOOL_NAME, REASONING, LostTurn, Span, TurnFinder, Turns
 from podtune.hub.tokenizer import Tokenizer
 
-NOTES = {
-    "control_tokens": "hold the text of a control token in a message, which the tokenizer reads as the token itself",
-    "unusual_role": "have a role that is not a usual one (a slip?): its turn is given to the template, and not trained",
-    "no_turn_end": "have a trained turn that no token ends, so the model does not learn to stop there",
-    "content_left_out": "have text beside tool calls that the chat template leaves out",
-    "content_changed": "have text that the chat template changes (reasoning taken out of an earlier answer, say)",
-    "reasoning_left_out": "have reasoning in earlier turns that the chat template leaves out",
-    "border": "have a token that holds both the end of the prompt and the start of the completion; it is trained",
-    "no_end_of_text": "end without an end-of-text token, for the tokenizer has none",
+NOTES = {  # after "1 row" and after "2 rows"
+    "control_tokens": "with the text of a control token in a message, which the tokenizer reads as the token itself",
+    "unusual_role": "with a role that is not a usual one (a slip?): its turn is given to the template, and not trained",
+    "no_turn_end": "with a trained turn that no token ends, so the model does not learn to stop there",
+    "content_left_out": "with text beside tool calls that the chat template leaves out",
+    "content_changed": "with text that the chat template changes (reasoning taken out of an earlier answer, say)",
+    "reasoning_left_out": "with reasoning that the chat template leaves out (of earlier turns alone, or of all)",
+    "border": "with a token that holds both the end of the prompt and the start of the completion; it is trained",
+    "no_end_of_text": "without an end-of-text token, for the tokenizer has none",
 }
 
 
@@ -200,6 +200,16 @@ class _Encoder:
                     "Use a template that renders it, or take it out of the data"
                 )
                 return (), _refuse(row, "not_rendered", reason)
+        if lost := self.finder.lost_tools(conversation):
+            tools = [
+                cast(Any, conversation.tools[at].get("function") or {}).get("name") or f"tool {at + 1}" for at in lost
+            ]
+            reason = (
+                f"the chat template leaves out what the row says of its tools ({', '.join(map(str, tools[:5]))}"
+                f"{', ...' if len(tools) > 5 else ''}). Use a template that renders tools (model.chat_template), or "
+                "leave the column out of the data"
+            )
+            return (), _refuse(row, "not_rendered", reason)
         if any(message.role not in _USUAL_ROLES for message in conversation.messages):
             notes.append("unusual_role")
         if turns.changed:

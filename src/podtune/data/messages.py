@@ -30,6 +30,23 @@ class Fault(ValueError):
     """What is wrong with a record, its place apart."""
 
 
+def says_something(value: object) -> bool:
+    """Whether this is neither null nor empty."""
+    return value is not None and value not in ("", [], ())
+
+
+def refuse_difference(said: Mapping[str, object], where: str) -> None:
+    """Raises Fault naming two keys that mean one thing where what they say differs. said: what stands under each;
+    null and what is empty say nothing."""
+    given = [(key, value) for key, value in said.items() if says_something(value)]
+    for key, value in given[1:]:
+        if value != given[0][1]:
+            raise Fault(
+                f"{where} has {given[0][0]} and {key}, which mean one thing and say two ({_short(given[0][1])} and "
+                f"{_short(value)}). Keep one."
+            )
+
+
 def read_messages(value: object, column: str, keys: Mapping[str, str]) -> tuple[Message, ...]:
     """The messages in a column; a text is read as JSON. keys: other names of role, content and train. Raises Fault."""
     turns = _json_list(value, column)
@@ -84,10 +101,19 @@ def _read_message(turn: object, where: str, keys: Mapping[str, str]) -> Message:
             raise Fault(f"{where}.from is {role}; known are {', '.join(_SHAREGPT_ROLES)}.")
         role = _SHAREGPT_ROLES[role]
     role = _ROLE_NAMES.get(role, role)
+    if role_key == "role" and isinstance(speaker := message.get("from"), str):
+        refuse_difference({"role": role, "from": _SHAREGPT_ROLES.get(speaker, speaker)}, where)
+    if "content" not in keys:
+        contents = {key: message.get(key) for key in ("content", "value")}
+        refuse_difference(contents, where)
+        content_key = next((key for key in contents if says_something(contents[key])), content_key)
     calls = _tool_calls(message, where)
     content = message.get(content_key)
     if role == "function_call":
-        role, calls, content = "assistant", _calls_in_text(content, f"{where}.{content_key}"), None
+        in_text = _calls_in_text(content, f"{where}.{content_key}")
+        if calls:
+            refuse_difference({content_key: _without_ids(in_text), "tool_calls": _without_ids(calls)}, where)
+        role, calls, content = "assistant", in_text, None
     text = None if content is None else _text_of(content, f"{where}.{content_key}")
     if text is None and not calls:
         what = "is missing" if content_key not in message else "is null"
@@ -134,20 +160,19 @@ def _text_of(content: object, where: str) -> str:
 def _train(message: Mapping[str, Any], key: str, where: str) -> bool | None:
     """The message's own word on whether it bears loss: train: true or false, or a weight of 0 or 1."""
     train, weight = message.get(key), message.get("weight")
-    if train is None and weight is None:
-        return None
-    if train is not None:
-        if isinstance(train, bool):
-            return train
+    if train is not None and not isinstance(train, bool):
         raise Fault(f"{where}.{key} is {kind_of(train)} ({_short(train)}), true or false is wanted.")
-    if isinstance(weight, int | float) and weight in (0, 1):
-        return bool(weight)
-    raise Fault(f"{where}.weight is {_short(weight)}; 0 (not trained) or 1 (trained) is wanted.")
+    if weight is not None and not (isinstance(weight, int | float) and weight in (0, 1)):
+        raise Fault(f"{where}.weight is {_short(weight)}; 0 (not trained) or 1 (trained) is wanted.")
+    by_weight = None if weight is None else bool(weight)
+    refuse_difference({key: train, "weight": by_weight}, where)
+    return by_weight if train is None else train
 
 
 def _reasoning(message: Mapping[str, Any], where: str) -> str | None:
-    key = next((key for key in _REASONING if message.get(key) is not None), None)
-    return None if key is None else _text_of(message[key], f"{where}.{key}")
+    said = {key: _text_of(message[key], f"{where}.{key}") for key in _REASONING if message.get(key) is not None}
+    refuse_difference(said, where)
+    return next(filter(None, said.values()), next(iter(said.values()), None))
 
 
 def _optional_text(message: Mapping[str, Any], key: str, where: str) -> str | None:
@@ -158,12 +183,19 @@ def _optional_text(message: Mapping[str, Any], key: str, where: str) -> str | No
 
 
 def _tool_calls(message: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
-    if message.get("function_call") is not None:  # OpenAI's form before tool_calls
-        return (_tool_call(message["function_call"], f"{where}.function_call"),)
     calls = message.get("tool_calls")
-    if calls is None or calls in ("", []):
-        return ()
-    return tuple(_tool_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(_json_list(calls, where)))
+    listed = () if calls is None or calls in ("", []) else _json_list(calls, f"{where}.tool_calls")
+    read = tuple(_tool_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(listed))
+    if (before := message.get("function_call")) is None:  # OpenAI's form before tool_calls
+        return read
+    alone = (_tool_call(before, f"{where}.function_call"),)
+    if read:
+        refuse_difference({"function_call": _without_ids(alone), "tool_calls": _without_ids(read)}, where)
+    return read or alone
+
+
+def _without_ids(calls: tuple[dict[str, Any], ...]) -> list[object]:
+    return [call["function"] for call in calls]
 
 
 def _tool_call(call: object, where: str) -> dict[str, Any]:
@@ -175,7 +207,11 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(cast(dict[str, Any], function).get("name"), str):
         raise Fault(f"{where} has no function name; {{function: {{name: ..., arguments: ...}}}} is wanted.")
     inner = cast(dict[str, Any], function)
-    arguments: Any = inner.get("arguments", inner.get("parameters"))
+    if inner is not outer:
+        for key in ("name", "arguments"):
+            refuse_difference({key: outer.get(key), f"function.{key}": inner.get(key)}, where)
+    refuse_difference({key: inner.get(key) for key in ("arguments", "parameters")}, where)
+    arguments: Any = inner.get("parameters") if inner.get("arguments") is None else inner["arguments"]
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments) if arguments.strip() else {}

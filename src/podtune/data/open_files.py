@@ -1,5 +1,6 @@
 """Data files wherever they lie: found, opened, decompressed; every fault of a file names it. Used by the readers."""
 
+import codecs
 import gzip
 import hashlib
 import re
@@ -26,7 +27,13 @@ _BEGINNINGS = {
     rb"PK\x03\x04": "a zip archive. Unpack it",
     rb"BZh[1-9]1AY&SY": "compressed by bzip2. Unpack it, or compress it by gzip or zstandard",
     rb"\xfd7zXZ": "compressed by xz. Unpack it, or compress it by gzip or zstandard",
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a": "an image. Name the file of the rows",
+    rb"%PDF-\d": "a PDF. Take the text out of it first",
 }
+
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+_LOOKED_AT = 4096  # bytes, to tell whether a file is text
 
 
 class NoTextFile(UserError):
@@ -117,7 +124,20 @@ def without_byte_order_mark(start: bytes, origin: str) -> bytes:
     what = next((what for begins, what in _BEGINNINGS.items() if re.match(begins, start)), None)
     if what is not None:
         raise NoTextFile(f"{origin}: the file is {what}.")
+    if _CONTROL.search(start, 0, _LOOKED_AT) and not _is_utf8(start[:_LOOKED_AT]):
+        raise NoTextFile(
+            f"{origin}: the file is no text: it begins with bytes that no text has. Name the file of the rows."
+        )
     return start.removeprefix(b"\xef\xbb\xbf")
+
+
+def _is_utf8(start: bytes) -> bool:
+    """Whether bytes are UTF-8, but for a character that is cut off at their end."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def decoded(line: bytes, origin: str, number: int) -> str:

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,15 +72,22 @@ def prepare(
             with preparation_lock(job.folder.with_name(job.folder.name + ".lock"), waiting=show.say):
                 found = open_prepared(job.folder)  # another process may have made it while we waited
                 if found is None:
-                    return _prepare_anew(job, show)
+                    return _told(job, _prepare_anew(job, show))
         shutil.rmtree(job.chunks, ignore_errors=True)  # left when the last step was killed
         show.say(f"prepared data found in {found.folder}: nothing to do")
-        return found
+        return _told(job, found)
 
 
 def default_cache() -> Path:
     """Where prepared data is kept when the run file does not say."""
     return Path(os.environ.get("PODTUNE_CACHE", "~/.cache/podtune")).expanduser() / "prepared"
+
+
+def _told(job: PrepareJob, prepared: Prepared) -> Prepared:
+    """With a report that speaks of the files of this run: those it was prepared from may have had other names."""
+    sources = [(entry.name, entry.file_names) for entry in job.inputs]
+    notes = [f"{entry.name}: {entry.left_out}" for entry in job.inputs if entry.left_out]
+    return replace(prepared, report=prepared.report.told_of(sources, notes))
 
 
 def _prepare_anew(job: PrepareJob, show: PrepareProgress) -> Prepared:

@@ -12,7 +12,7 @@ from podtune.data.chat import Prompt, encode_rows, prompt_of
 from podtune.data.open_files import DataFile, content_digest
 from podtune.data.rows import Example, Record, Refused, Row, Tokens
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, sniff_shape, to_row
-from podtune.data.sources import list_files, read_file
+from podtune.data.sources import list_source, read_file
 from podtune.hub.tokenizer import Tokenizer
 
 _CHUNK_ROWS = 1024
@@ -21,15 +21,21 @@ _CHUNK_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Input:
-    """One source of rows and its files."""
+    """One source of rows and its files. left_out: what of a folder is not among them, in words."""
 
     source: Source
     data: Data
     files: tuple[DataFile, ...]
+    left_out: str = ""
 
     @property
     def name(self) -> str:
         return self.source.path
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The files as messages name them, in the order they are read."""
+        return tuple(file.origin for file in self.files)
 
     @property
     def local_files(self) -> tuple[Path, ...]:
@@ -118,7 +124,8 @@ def _unpacked(row: Row) -> list[Row | Refused]:
 
 def open_input(data: Data, source: Source) -> Input:
     """Raises UserError when there is no such source."""
-    return Input(source, data, list_files(source))
+    listing = list_source(source)
+    return Input(source, data, listing.files, listing.left_out)
 
 
 def chunked(records: Iterator[Record | Refused]) -> Iterator[list[Record | Refused]]:

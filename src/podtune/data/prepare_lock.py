@@ -16,13 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from podtune.config.errors import UserError
+
 STALE_SECONDS = 120.0
 _TOUCH_SECONDS = 5.0
 
 
 @contextmanager
 def preparation_lock(path: Path, *, waiting: Callable[[str], None], poll_seconds: float = 0.2) -> Generator[None]:
-    """Holds the lock file at `path`. `waiting` is told once who holds it, if anyone does. Raises OSError."""
+    """Holds the lock file at `path`. `waiting` is told once who holds it, if anyone does. Raises OSError, and UserError
+    where something else lies there."""
+    for file in (path, _guard_of(path)):
+        _refuse_no_file(file)
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "token": uuid.uuid4().hex}
     told = False
     while not _create(path, owner):
@@ -46,6 +51,17 @@ def preparation_lock(path: Path, *, waiting: Callable[[str], None], poll_seconds
             path.unlink(missing_ok=True)
 
 
+def _guard_of(path: Path) -> Path:
+    return path.with_name(path.name + ".guard")
+
+
+def _refuse_no_file(path: Path) -> None:
+    """A pipe would be waited for without end, and a folder is no lock."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no regular file (a pipe or a device)"
+        raise UserError(f"{path}: this is {what}, where a lock of podtune is wanted. Remove it, or set data.cache.")
+
+
 def _create(path: Path, owner: dict[str, Any]) -> bool:
     """Puts the lock file there, unless there is one."""
     try:
@@ -59,8 +75,7 @@ def _create(path: Path, owner: dict[str, Any]) -> bool:
 
 def _stale_or_holder(path: Path) -> dict[str, Any] | None:
     """Who holds the lock; None when it is free now, because it was stale and is removed, or was let go."""
-    guard_path = path.with_name(path.name + ".guard")
-    with open(guard_path, "w") as guard:
+    with open(_guard_of(path), "w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)  # so that a lock made after the stale one is not removed in its place
         holder = _read(path)
         if holder is None:

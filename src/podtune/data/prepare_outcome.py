@@ -6,7 +6,7 @@ from podtune.config.errors import UserError
 from podtune.config.wording import counted
 from podtune.data.prepare_encode import Chunk
 from podtune.data.prepare_job import PrepareJob
-from podtune.data.prepare_report import DROPPED, SourceReport, Tally
+from podtune.data.prepare_report import DROPPED, REASON_ANSWER, REASON_LONG, SourceReport, Tally
 from podtune.data.prepare_select import Examples
 
 REFUSALS = {
@@ -20,7 +20,7 @@ REFUSALS = {
 
 def source_reports(job: PrepareJob, chunks: Sequence[Chunk]) -> list[SourceReport]:
     """Adds up what the chunks of each source say."""
-    reports = [SourceReport(entry.name, entry.source.weight) for entry in job.inputs]
+    reports = [SourceReport(entry.name, entry.source.weight, files=entry.file_names) for entry in job.inputs]
     for chunk in chunks:
         summary = chunk.summary
         report = reports[summary.source]
@@ -66,5 +66,12 @@ def refuse_nothing(job: PrepareJob, examples: Examples, reports: Sequence[Source
     why = "; ".join(f"{counted(count, 'row')} {DROPPED[reason]}" for reason, count in dropped.counts.items())
     raise UserError(
         f"{where}: none of {counted(read, 'row')} is left for the {split} split ({why or 'the weights leave none'}). "
-        f"max_length is {job.max_length}: raise data.max_length, or set data.too_long: truncate."
+        f"{_way_out(job, dropped)}"
     )
+
+
+def _way_out(job: PrepareJob, dropped: Tally) -> str:
+    if not {REASON_LONG, REASON_ANSWER} & dropped.counts.keys():
+        return "Give more rows, or larger weights."
+    truncate = ", or set data.too_long: truncate" if job.data.too_long != "truncate" else ""
+    return f"max_length is {job.max_length}: raise data.max_length{truncate}."

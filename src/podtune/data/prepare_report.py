@@ -2,7 +2,9 @@
 manifest so that a cache hit says the same.
 """
 
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from podtune.config.wording import counted
 from podtune.data.chat import NOTES
+from podtune.data.rows import place
 
 PLACES = 5  # how many file:line a reason names
 
@@ -40,6 +43,11 @@ class Tally:
         for reason, count in other.counts.items():
             self.add(reason, *other.places.get(reason, []), count=count)
 
+    def renamed(self, names: Mapping[str, str]) -> "Tally":
+        """The same counts, with places in files of other names. names: old -> new."""
+        places = {reason: [_renamed(place, names) for place in found] for reason, found in self.places.items()}
+        return Tally({**self.counts}, places)
+
     @property
     def total(self) -> int:
         return sum(self.counts.values())
@@ -47,8 +55,9 @@ class Tally:
 
 @dataclass
 class SourceReport:
-    """One source. kept counts rows that gave an example; changed, those of them that were cut or split; noted, those
-    that hold something the user should know (codes of chat.NOTES)."""
+    """One source. files: their names in messages, in the order read. kept counts rows that gave an example; changed,
+    those of them that were cut or split; noted, those that hold something the user should know (codes of
+    chat.NOTES)."""
 
     name: str
     weight: float = 1.0
@@ -57,6 +66,13 @@ class SourceReport:
     dropped: Tally = field(default_factory=Tally)
     changed: Tally = field(default_factory=Tally)
     noted: Tally = field(default_factory=Tally)
+    files: tuple[str, ...] = ()
+
+    def told_of(self, name: str, files: Sequence[str]) -> "SourceReport":
+        """The same report for the same rows by another name, in files of other names."""
+        names = dict(zip(self.files, files, strict=True))
+        dropped, changed, noted = (tally.renamed(names) for tally in (self.dropped, self.changed, self.noted))
+        return replace(self, name=name, files=tuple(files), dropped=dropped, changed=changed, noted=noted)
 
 
 @dataclass(frozen=True)
@@ -90,6 +106,18 @@ class PrepareReport:
     def dropped(self) -> int:
         return sum(source.dropped.total for source in self.sources)
 
+    def told_of(self, sources: Sequence[tuple[str, Sequence[str]]], notes: Sequence[str] = ()) -> "PrepareReport":
+        """The report for sources that hold the same rows under other names, with more notes. sources: the name of each,
+        and those of its files."""
+        left, told = list(zip(self.sources, sources, strict=True)), list(self.notes)
+        for at, note in enumerate(told):
+            pair = next((pair for pair in left if note.startswith(f"{pair[0].name}: ")), None)
+            if pair is not None:
+                left.remove(pair)
+                told[at] = pair[1][0] + note.removeprefix(pair[0].name)
+        named = [old.told_of(name, files) for old, (name, files) in zip(self.sources, sources, strict=True)]
+        return replace(self, sources=tuple(named), notes=(*told, *notes))
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -102,6 +130,7 @@ class PrepareReport:
                 source["read"],
                 source["kept"],
                 *(Tally(**source[name]) for name in ("dropped", "changed", "noted")),
+                files=tuple(source["files"]),
             )
             for source in entry["sources"]
         )
@@ -121,6 +150,12 @@ class PrepareReport:
     def print(self, console: Console) -> None:
         for part in self.lines():
             console.print(part)
+
+
+def _renamed(where: str, names: Mapping[str, str]) -> str:
+    """A place such as a.jsonl:17 in the file of the other name."""
+    found = re.fullmatch(r"(.*?):(?: record )?(\d+)", where, re.DOTALL)
+    return place(names[found[1]], int(found[2])) if found and found[1] in names else where
 
 
 def _line(source: str, tally: Tally, reason: str, words: str) -> str:

@@ -25,6 +25,7 @@ from podtune.data.rows import Record, Refused
 _CHUNK_BYTES = 1 << 20
 _WHOLE_BYTES = 16 << 20  # a JSON document no larger than this may be looked at as a whole
 _MANY_DIGITS = f"a whole number has more than {sys.get_int_max_str_digits():,} digits; put it in quotes, as a text"
+_MARKUP = "the file is a web page (HTML) or XML, as a server sends in place of a file. Fetch the file of the rows."
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -77,6 +78,8 @@ def read_jsonl(file: DataFile) -> Iterator[Record | Refused]:
                     text = decoded(line, file.origin, number)
                     yield Record(file.origin, number, _parse_line(text, file.origin, number))
                 except UserError as error:
+                    if first and line.lstrip().startswith(b"<"):
+                        raise NoTextFile(f"{file.origin}: {_MARKUP}") from error
                     if first and (isinstance(error, NoTextFile) or line.strip() in (b"[", b"{", b"[{")):
                         raise
                     yield Refused.by(error, file.origin, number)
@@ -95,7 +98,11 @@ def read_json(file: DataFile) -> Iterator[Record]:
         elif first == "{":
             yield from _objects(text)
         elif first:
-            raise text.fault("a list of rows, [{...}, ...], is wanted")
+            raise (
+                NoTextFile(f"{file.origin}: {_MARKUP}")
+                if first == "<"
+                else text.fault("a list of rows, [{...}, ...], is wanted")
+            )
 
 
 def kind_of(value: object) -> str:

@@ -2,6 +2,7 @@
 shapes reads it where a list is wanted."""
 
 import csv
+import json
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
@@ -97,18 +98,54 @@ def read_parquet(file: DataFile) -> Iterator[Record]:
     with open_data(file) as stream, _seekable(stream, compressed=bool(file.compression)) as seekable:
         try:
             table: Any = ParquetFile(cast(Any, seekable))
-            nested = [field.name for field in table.schema_arrow if _has_nested_struct(field.type)]
+            kinds = {field.name: field.type for field in table.schema_arrow}
+            _refuse_twice(table.schema_arrow.names, file.origin)
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
-                for row in cast(list[dict[str, Any]], batch.to_pylist()):
+                columns = {
+                    name: _values(batch.column(at), name, file.origin) for at, name in enumerate(batch.schema.names)
+                }
+                for name in kinds:
+                    if _has_nested_struct(kinds[name]):
+                        columns[name] = [_without_nulls(value) for value in columns[name]]
+                for at in range(batch.num_rows):
                     number += 1
-                    for name in nested:
-                        row[name] = _without_nulls(row[name])
-                    yield Record(file.origin, number, row)
+                    yield Record(file.origin, number, {name: values[at] for name, values in columns.items()})
         except unreadable as error:
             where = f"after record {number}" if number else "it"
             raise UserError(
                 f"{file.origin}: {where} cannot be read as Parquet: {str(error).splitlines()[0]}."
             ) from error
+
+
+class Unreadable:
+    """Stands where Python has no value for what a column holds, which no shape reads: a moment in the year 100,000."""
+
+
+def _refuse_twice(names: list[str], origin: str) -> None:
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(
+            f"{origin}: two columns are named {', '.join(map(json.dumps, repeated))}. Write the file anew with one of "
+            "them."
+        )
+
+
+def _values(column: Any, name: str, origin: str) -> list[Any]:
+    """The values of a column, some rows of it. Raises UserError naming it where one cannot be had."""
+    try:
+        return column.to_pylist()
+    except Exception as error:  # Arrow, Python and the time zone library each have exceptions of their own
+        if str(column.type).startswith(("timestamp", "date", "time", "duration", "decimal")):
+            return [Unreadable()] * len(column)  # no shape reads these
+        raise UserError(
+            f"{origin}: column {json.dumps(name, ensure_ascii=False)} cannot be read "
+            f"({_why_unreadable(error)}). Write the file anew with it mended, or without it."
+        ) from error
+
+
+def _why_unreadable(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"a text in it is not UTF-8: byte 0x{error.object[error.start]:02x}"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 @contextmanager

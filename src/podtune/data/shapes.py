@@ -10,8 +10,9 @@ from typing import Any, Literal, cast
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Shape
+from podtune.config.writing import as_yaml
 from podtune.data.column_names import meant_by, slip_in
-from podtune.data.messages import SHAREGPT_KEYS, Fault, read_messages, read_tools
+from podtune.data.messages import SHAREGPT_KEYS, Fault, read_messages, read_tools, refuse_difference, says_something
 from podtune.data.read_json import kind_of
 from podtune.data.rows import Completion, Conversation, Message, Record, Row, Text, Tokens, place
 
@@ -65,7 +66,9 @@ class RowShape:
 
     def optional(self, value: Mapping[str, Any], role: str) -> str | None:
         """The column of this record for what not every record has: rows behind the first may be the first to have it,
-        or name it otherwise."""
+        or name it otherwise. Raises Fault where two of its usual names stand there and say two things."""
+        if role not in self.given:
+            refuse_difference({name: value.get(name) for name in _USUAL.get(role, ())}, "the row")
         return _column(value, role, self.given)
 
     def describe(self) -> str:
@@ -142,9 +145,10 @@ def _unknown_shape(record: Record, shape: Shape) -> str:
     cannot_tell = f"{where}: cannot tell the shape from the columns {_listed(record.value)}."
     if slip := slip_in(names, _KNOWN_COLUMNS):
         written, known = slip
-        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {{{known}: {written}}}."
+        mapping = f"{{{known}: {as_yaml(written)}}}"
+        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {mapping}."
     meant = meant_by(record.value) or _first_texts(record.value)
-    mapping = ", ".join(f"{role}: {name}" for role, name in meant.items())
+    mapping = ", ".join(f"{role}: {as_yaml(name)}" for role, name in meant.items())
     pair = f"{{{mapping}}} for a question and its answer, " if mapping else ""
     return (
         f"{cannot_tell} Name them, for example columns: {pair}{{prompt: ..., completion: ...}} for a text and what "
@@ -179,7 +183,8 @@ def _maps_shape(given: Mapping[str, str]) -> bool:
 def _column(value: Mapping[str, Any], role: str, given: Mapping[str, str]) -> str | None:
     if role in given:
         return given[role] if given[role] in value else None
-    return next((name for name in _USUAL.get(role, (role,)) if name in value), None)
+    there = [name for name in _USUAL.get(role, (role,)) if name in value]
+    return next((name for name in there if says_something(value[name])), next(iter(there), None))
 
 
 def _optional(record: Record, shape: RowShape, given: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -249,7 +254,15 @@ def _optional_text(value: Mapping[str, Any], shape: RowShape, role: str) -> str:
 def _chat_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversation:
     messages = _messages(value, shape, "messages")
     system = _optional_text(value, shape, "system")
-    if system and not (messages and messages[0].role == "system"):
+    if system.strip() and messages and messages[0].role == "system":
+        column = shape.optional(value, "system") or "system"
+        own = f"{shape.columns['messages']}[0]"
+        if messages[0].content != system:
+            raise Fault(
+                f"column {column} and {own} are two system messages that say two things. Keep one: take {own} out, or "
+                "the column."
+            )
+    elif system.strip():
         messages = (Message("system", system), *messages)
     if not messages:
         raise Fault(f"column {shape.columns['messages']} is empty: a chat needs a message.")
@@ -271,6 +284,11 @@ def _tools(value: Mapping[str, Any], shape: RowShape) -> tuple[dict[str, Any], .
 def _prompt_row(value: Mapping[str, Any], shape: RowShape, chat: bool) -> Conversation | Completion:
     sides = [value.get(shape.columns[role]) for role in ("prompt", "completion")]
     if not any(isinstance(side, list) for side in sides):
+        if _tools(value, shape):
+            raise Fault(
+                f"column {shape.optional(value, 'tools')} stands beside a plain prompt and completion, which have no "
+                "place for tools. Write both as lists of messages, or leave the column out."
+            )
         return Completion(_text(value, shape, "prompt"), _text(value, shape, "completion"))
     halves: list[tuple[Message, ...]] = []
     for side, role, speaker in zip(sides, ("prompt", "completion"), ("user", "assistant"), strict=True):

@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
-from podtune.config.wording import nearest_to
-from podtune.data.local_files import files_below, files_matching, is_pattern
+from podtune.config.wording import counted, nearest_to
+from podtune.data.local_files import HIDDEN, files_below, files_matching, is_pattern, matched_otherwise, passed_over
 from podtune.data.open_files import DataFile, split_compression
 from podtune.data.read_json import read_json, read_jsonl
 from podtune.data.read_tables import read_csv, read_parquet, read_tsv
@@ -47,17 +47,29 @@ _SHARD = re.compile(r"-\d+-of-\d+$")  # TensorFlow names shards after the ending
 _READ = "jsonl, json, csv, tsv, parquet, txt, md and tfrecord, each also with .gz or .zst"
 
 
+class Listing(NamedTuple):
+    """The files of a source; and what a folder holds besides and is not read, in words, empty where that is nothing."""
+
+    files: tuple[DataFile, ...]
+    left_out: str = ""
+
+
 def list_files(source: Source) -> tuple[DataFile, ...]:
     """The files of a source, sorted by name. Raises UserError when there are none, or of a kind podtune cannot read."""
+    return list_source(source).files
+
+
+def list_source(source: Source) -> Listing:
+    """As list_files, with what is left out."""
     check_data_source(source)
     path = source.path
     if path.startswith("hub://"):
-        files = _hub_files(source)
+        found = Listing(_hub_files(source))
     elif is_address(path):
-        files = _remote_files(path)
+        found = _remote_files(path)
     else:
-        files = _local_files(path)
-    return files if source.documents == "file" else _divided(source, files)
+        found = _local_files(path)
+    return found if source.documents == "file" else Listing(_divided(source, found.files), found.left_out)
 
 
 def check_data_source(source: Source) -> None:
@@ -92,24 +104,27 @@ def _divided(source: Source, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
     return tuple(replace(file, format=f"text {source.documents}s") for file in files)
 
 
-def _local_files(path: str) -> tuple[DataFile, ...]:
+def _local_files(path: str) -> Listing:
     here = Path(path).expanduser()
     if here.is_dir():
         inside = files_below(here)
         names = [str(p) for p in inside if format_of(p.name)]
+        hidden, irregular = passed_over(here)
+        unknown = [str(p.relative_to(here)) for p in inside if not format_of(p.name)]
+        left_out = _left_out(hidden, unknown, irregular)
         if not names:
-            what = f"{len(inside)} files, none of which podtune reads" if inside else "no files"
-            raise UserError(f"{path}: the folder holds {what}. It reads {_READ}.")
-        return _one_kind(path, [_local(name) for name in names])
+            what = f"{counted(len(inside), 'file')}, none of which podtune reads" if inside else "no files"
+            raise UserError(f"{path}: the folder holds {what}. It reads {_READ}.{f' {left_out}.' if left_out else ''}")
+        return Listing(_one_kind(path, [_local(name) for name in names]), left_out)
     if here.is_file():
-        return (_local(str(here)),)
+        return Listing((_local(str(here)),))
     if here.exists():
         raise UserError(f"{path}: this is no regular file (a pipe or a device). Write what it gives to a file first.")
     if is_pattern(path):
         names = files_matching(str(here))
         if not names:
             raise UserError(f"{path}: the pattern matches no file (looked from {Path.cwd()}).")
-        return tuple(_local(name) for name in names)
+        return Listing(tuple(_local(name) for name in names), _left_out(irregular=matched_otherwise(str(here))))
     if here.is_symlink():
         raise UserError(f"{path}: this is a link to {os.readlink(here)}, which is not there, or leads back to itself.")
     raise UserError(f"{path}: there is no such file or folder{nearest_to(here)}")
@@ -122,8 +137,23 @@ def _local(name: str) -> DataFile:
     return DataFile(name, *found, local=Path(name))
 
 
+def _left_out(hidden: Sequence[str] = (), unknown: Sequence[str] = (), irregular: Sequence[str] = ()) -> str:
+    """What a folder holds, or a pattern matches, that is not read, counted, with the first names of each kind."""
+    kinds = {
+        "names that begin with . or _": hidden,
+        "files of a kind podtune does not know": unknown,
+        "links that lead nowhere, pipes and the like": irregular,
+    }
+    told = [
+        f"{why}: {len(names):,} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+        for why, names in kinds.items()
+        if names
+    ]
+    return f"not read: {'; '.join(told)}" if told else ""
+
+
 def _hidden(parts: Sequence[str]) -> bool:
-    return any(part.startswith((".", "_")) for part in parts)
+    return any(part.startswith(HIDDEN) for part in parts)
 
 
 def _one_kind(path: str, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
@@ -139,7 +169,7 @@ def _one_kind(path: str, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
     return tuple(files)
 
 
-def _remote_files(url: str) -> tuple[DataFile, ...]:
+def _remote_files(url: str) -> Listing:
     system, path = file_system(url)
     scheme = url.partition("://")[0]
     try:
@@ -148,26 +178,30 @@ def _remote_files(url: str) -> tuple[DataFile, ...]:
             infos = [system.info(name) for name in found]
         else:
             info = system.info(path)
-            infos = _files_of_folder(system, path) if info["type"] == "directory" else [info]
+            infos = list(system.find(path, detail=True).values()) if info["type"] == "directory" else [info]
     except FileNotFoundError as error:
         raise UserError(f"{url}: there is no such file or folder.") from error
     except Exception as error:  # each storage has exceptions of its own for a key that is wrong or missing
         raise UserError(
             f"{url}: cannot be reached: {error}. `podtune doctor` says which credentials there are."
         ) from error
-    files = [_remote(scheme, info) for info in infos if info["type"] == "file" and format_of(str(info["name"]))]
+    there = {
+        str(info["name"]): info for info in sorted(infos, key=lambda info: str(info["name"])) if info["type"] == "file"
+    }
+    folder = path.strip("/") + "/"
+    below = {name: name.lstrip("/").removeprefix(folder) for name in there}
+    whole = not is_pattern(path) and all(name.lstrip("/").startswith(folder) for name in there)
+    hidden = {name for name in there if whole and _hidden(Path(below[name]).parts)}
+    unknown = {name for name in there.keys() - hidden if not format_of(name)}
+    files = [_remote(scheme, info) for name, info in there.items() if name not in hidden | unknown]
     if not files:
         what = "the pattern matches no file" if is_pattern(path) else "there is no file of a kind that podtune reads"
         raise UserError(f"{url}: {what}. It reads {_READ}.")
-    return tuple(files) if is_pattern(path) else _one_kind(url, files)
-
-
-def _files_of_folder(system: Any, path: str) -> list[Mapping[str, Any]]:
-    """The files of a remote folder, sorted, but for those that local_files.files_below passes over: of a Spark job that
-    was broken off, of a notebook."""
-    found: dict[str, Mapping[str, Any]] = system.find(path, detail=True)
-    root = str(system._strip_protocol(path)).rstrip("/") + "/"
-    return [about for name, about in sorted(found.items()) if not _hidden(name.removeprefix(root).split("/"))]
+    if not whole:
+        return Listing(tuple(files))
+    return Listing(
+        _one_kind(url, files), _left_out(*(sorted(below[name] for name in names) for names in (hidden, unknown)))
+    )
 
 
 def _remote(scheme: str, info: Mapping[str, Any]) -> DataFile:

@@ -11,7 +11,7 @@ from podtune.config.wording import counted
 from podtune.data.column_names import meant_by
 from podtune.data.rows import Completion, Conversation, Record, Refused, Row, Text, place
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, has_usual_columns, sniff_shape, to_row
-from podtune.data.sources import list_files, read_file
+from podtune.data.sources import list_source, read_file
 
 # English text has four to five characters a token in the vocabularies of today; used where no tokenizer is at hand.
 CHARACTERS_PER_TOKEN = 4
@@ -33,6 +33,7 @@ class Survey:
     with_tools: int = 0
     faulty: int = 0
     first_fault: str = ""
+    left_out: str = ""
 
     def add_fault(self, fault: str) -> None:
         self.faulty += 1
@@ -52,14 +53,15 @@ class Survey:
             said.append(
                 "turns    " + ", ".join(f"{count:,} {role}" for role, count in self.turns.most_common()) + tools
             )
-        return said
+        return [*said, f"besides  {self.left_out}"] if self.left_out else said
 
 
 def survey_source(path: str) -> Survey:
     """Reads every row of a source once, and counts those with faults. Columns named otherwise than podtune looks for
     are taken for what such names usually mean. Raises UserError where no row is sound."""
     source = Source(path=path)
-    files = list_files(source)
+    listing = list_source(source)
+    files = listing.files
     records = chain.from_iterable(map(read_file, files))
     first = list(islice(records, SNIFFED_RECORDS))
     sound = [record for record in first if isinstance(record, Record)]
@@ -69,7 +71,7 @@ def survey_source(path: str) -> Survey:
         raise UserError("\n".join(map(str, first)))
     texts = {name: value for row in reversed(sound) for name, value in row.value.items() if isinstance(value, str)}
     columns = {} if has_usual_columns(sound) else meant_by(texts) or {}  # the first row alone may have no context
-    survey = Survey(len(files), sniff_shape(sound, columns=columns), columns)
+    survey = Survey(len(files), sniff_shape(sound, columns=columns), columns, left_out=listing.left_out)
     for record in chain(first, records):
         try:
             if isinstance(record, Refused):

@@ -82,6 +82,22 @@ class ChatTemplate:
         )
         return [(int(start), int(end)) for start, end in cast(list[list[tuple[int, int]]], spans)[0]]
 
+    def lost_tools(self, messages: TemplateMessages, tools: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+        """The tools without which the text is the same: the template leaves them out. Raises TemplateRefusal."""
+        marked = [
+            {**tool, "function": {**tool["function"], "name": chr(FIRST_SENTINEL + at)}}
+            if isinstance(tool.get("function"), dict)
+            else tool
+            for at, tool in enumerate(tools)
+        ]
+        try:
+            shown = set(SENTINELS.findall(self.render(messages, marked)))
+        except TemplateRefusal:  # as by a template that knows only tools of some names
+            shown = set[str]()
+        doubtful = [at for at in range(len(tools)) if chr(FIRST_SENTINEL + at) not in shown]
+        whole = self.render(messages, tools) if doubtful else ""
+        return tuple(at for at in doubtful if self.render(messages, [*tools[:at], *tools[at + 1 :]]) == whole)
+
     @property
     def uses_clock(self) -> bool:
         """Whether texts depend on the day they are rendered."""

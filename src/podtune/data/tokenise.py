@@ -7,7 +7,6 @@ when all its characters are of kinds that every version of Unicode agrees on; al
 hold the two equal on genuine tokenizers, and one text in CHECK_EVERY is tokenised both ways while data is prepared.
 """
 
-import json
 import re
 import unicodedata
 from array import array
@@ -17,32 +16,16 @@ from itertools import chain
 from typing import Any, cast
 
 import numpy as np
-import regex
 from jaxtyping import Bool, Int32, Int64
 
 from podtune.config.errors import RunFailure
 from podtune.data.masks import mask_spans
+from podtune.data.word_patterns import BYTE_LEVEL, DIGITS_BYTE_LEVEL, Splits, splits_of
 
 CHECK_EVERY = 64
 MAX_WORDS = 1 << 20
 _KEPT_LETTERS = 64  # of longer ones, such as a whole text of a script without spaces, none is met again
 
-# What ByteLevel splits by when it brings its own pattern (tokenizers, pre_tokenizers/byte_level.rs).
-_BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# The same behind Digits: a digit stands alone, and ends white space as the end of a text does.
-_DIGITS_BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
-_DIGITS_THEN_BYTE_LEVEL = [("Digits", True, None), ("ByteLevel", None, True)]
-_ASCII_CLASSES = {
-    "L": "a-zA-Z",
-    "Lu": "A-Z",
-    "Ll": "a-z",
-    "Lt": "",
-    "Lm": "",
-    "Lo": "",
-    "M": "",
-    "N": "0-9",
-    "Nd": "0-9",
-}
 # Patterns whose words hold a space at their start alone, unless white space stands beside it. Between two such spaces a
 # text can be looked up whole, without the pattern.
 _LLAMA3 = (
@@ -50,7 +33,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_APART_AT_SPACES = {_BYTE_LEVEL, _DIGITS_BYTE_LEVEL, _LLAMA3, _QWEN}
+_APART_AT_SPACES = {BYTE_LEVEL, DIGITS_BYTE_LEVEL, _LLAMA3, _QWEN}
 _WHITE = " \n\t\r"  # of a settled text
 _ASCII_TEXT = bytes([*b"\t\n\r", *range(32, 127)])
 # Letters, digits, white space and signs that have been what they are since Unicode 3: Latin, Greek, Cyrillic, kana, Han
@@ -172,16 +155,12 @@ def _is_settled(text: str) -> bool:
 class _Words(dict[str, tuple[int, ...]]):
     """The ids of words seen, and how a text is split into words."""
 
-    def __init__(self, backend: Any, patterns: Sequence[str]) -> None:
+    def __init__(self, backend: Any, splits: Splits) -> None:
         super().__init__()
         self._model = backend.model
-        self._splits: list[Any] = [regex.compile(pattern) for pattern in patterns]
-        ascii_only = [ascii_pattern(pattern) for pattern in patterns]
-        self._ascii_splits: list[Any] = (
-            self._splits if None in ascii_only else [re.compile(cast(str, p)) for p in ascii_only]
-        )
+        self._splits, self._ascii_splits = splits.any_text, splits.ascii_text
         self._letters = _byte_letters()
-        apart = len(patterns) == 1 and patterns[0] in _APART_AT_SPACES
+        apart = len(splits.patterns) == 1 and splits.patterns[0] in _APART_AT_SPACES
         self._inner, self._outer = (_Inner(self.split), _Outer(self.split)) if apart else (None, None)
         added = {token.content: number for number, token in backend.get_added_tokens_decoder().items()}
         self._added = added
@@ -191,7 +170,7 @@ class _Words(dict[str, tuple[int, ...]]):
     @classmethod
     def of(cls, backend: Any) -> "_Words | None":
         """None for tokenizers that have more to them than words looked up."""
-        patterns = _word_patterns(backend)
+        splits = splits_of(backend)
         flags = ("single_word", "lstrip", "rstrip")
         added = backend.get_added_tokens_decoder().values()
         plain = all(not any(getattr(token, flag) for flag in flags) for token in added)
@@ -199,7 +178,7 @@ class _Words(dict[str, tuple[int, ...]]):
         whole = type(model).__name__ == "BPE" and not model.dropout and not model.byte_fallback
         affixes = model.continuing_subword_prefix or model.end_of_word_suffix if whole else True
         one_kind = len({token.normalized for token in added}) <= 1
-        return cls(backend, patterns) if patterns and plain and whole and not affixes and one_kind else None
+        return cls(backend, splits) if splits and plain and whole and not affixes and one_kind else None
 
     def ids(self, text: str) -> Int32[np.ndarray, "n"]:
         for cache in (self, self._inner, self._outer):
@@ -277,58 +256,6 @@ class _Outer(dict[str, bytes]):
 
 class _SpacesTogether(Exception):
     """White space stands beside a space."""
-
-
-def ascii_pattern(pattern: str) -> str | None:
-    """The pattern for texts of ASCII alone, in the language of `re`, which is several times as fast as `regex`; None
-    where it names classes that are not known here."""
-    out: list[str] = []
-    within = False
-    at = 0
-    while at < len(pattern):
-        if (found := re.compile(r"\\([pP])\{(\w+)\}").match(pattern, at)) is not None:
-            letters = _ASCII_CLASSES.get(found[2])
-            if letters is None or (within and found[1] == "P"):
-                return None
-            outside = f"[^{letters}]" if found[1] == "P" else f"[{letters}]" if letters else "(?!)"
-            out.append(letters if within else outside)
-            at = found.end()
-            continue
-        step = 2 if pattern[at] == "\\" else 1
-        out.append(pattern[at : at + step])
-        within = pattern[at] == "[" or (within and pattern[at] != "]")
-        at += step
-    return "".join(out)
-
-
-def _word_patterns(backend: Any) -> list[str] | None:
-    """The patterns whose matches, one after the other, are the words; None for a tokenizer that splits otherwise.
-    Every pattern must match all of a text, which the lengths of the tokens bear out."""
-    normalizer = None if backend.normalizer is None else json.loads(backend.normalizer.__getstate__())
-    if normalizer is not None and normalizer != {"type": "NFC"}:
-        return None
-    state = json.loads(backend.pre_tokenizer.__getstate__())
-    steps = state["pretokenizers"] if state["type"] == "Sequence" else [state]
-    if [
-        (step["type"], step.get("individual_digits"), step.get("use_regex")) for step in steps
-    ] == _DIGITS_THEN_BYTE_LEVEL:
-        return None if steps[1]["add_prefix_space"] else [_DIGITS_BYTE_LEVEL]
-    patterns: list[str] = []
-    for step in steps:
-        if (
-            step["type"] == "Split"
-            and step["behavior"] == "Isolated"
-            and not step["invert"]
-            and "Regex" in step["pattern"]
-        ):
-            patterns.append(step["pattern"]["Regex"])
-        elif step["type"] == "Digits" and step["individual_digits"]:
-            patterns.append(r"\p{N}|\P{N}+")
-        elif step["type"] == "ByteLevel" and not step["add_prefix_space"] and step is steps[-1]:
-            patterns += [_BYTE_LEVEL] if step["use_regex"] else []
-        else:
-            return None
-    return patterns or None
 
 
 def _byte_lengths(backend: Any) -> Int64[np.ndarray, "vocabulary"] | None:

@@ -72,6 +72,7 @@ class TurnFinder:
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
         self._skeletons: dict[object, _Skeleton | None] = {}
+        self._lost_tools: dict[object, tuple[int, ...]] = {}
         self._template_text = str(template.source)
 
     def find(self, conversation: Conversation, text: str) -> Turns:
@@ -90,6 +91,21 @@ class TurnFinder:
             placed = tuple((starts[a] + b, starts[c] + d) for (a, b), (c, d) in spans)
             turns[message] = Turn(message, placed, ended)
         return Turns(turns, skeleton.left_out)
+
+    def lost_tools(self, conversation: Conversation) -> tuple[int, ...]:
+        """The tools, by place, that the template leaves out of this conversation."""
+        if not conversation.tools:
+            return ()
+        key = self._form(conversation)
+        if key not in self._lost_tools:
+            if len(self._lost_tools) >= MAX_SKELETONS:
+                self._lost_tools.pop(next(iter(self._lost_tools)))
+            try:
+                lost = self.template.lost_tools(template_messages(conversation), conversation.tools)
+            except TemplateRefusal:  # without one of them the template writes nothing: it looks at that one
+                lost = ()
+            self._lost_tools[key] = lost
+        return self._lost_tools[key]
 
     def _form(self, conversation: Conversation) -> object:
         """All that the skeleton may depend on, contents apart."""

@@ -74,6 +74,8 @@ class FileHashes:
 
 
 def _stamp(path: Path) -> list[int]:
+    """What a file cannot be written to without changing: a program may set the time of its contents back (rsync, tar,
+    touch), but not the time of the change itself."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -81,7 +83,7 @@ def _stamp(path: Path) -> list[int]:
 def _read_memory(memory: Path | None) -> dict[str, list[Any]]:
     """What is remembered; nothing when that cannot be read, for it can be found out again."""
     try:
-        known: Any = json.loads(memory.read_text()) if memory is not None else {}
+        known: Any = json.loads(memory.read_text()) if memory is not None and memory.is_file() else {}
     except (OSError, ValueError):
         return {}
     sound = isinstance(known, dict) and all(isinstance(v, list) for v in cast(dict[str, Any], known).values())

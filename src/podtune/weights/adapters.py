@@ -16,6 +16,8 @@ from podtune.weights.leaves import LoRA, as_array, is_weight
 from podtune.weights.param import Param, is_param, named_key
 from podtune.weights.tree import map_named, named_leaves
 
+ALL_LINEAR = "all-linear"
+
 
 def attach(description: Any, settings: LoRASettings, *, aliases: Mapping[str, str] | None = None) -> Any:
     """The description with a LoRA pair at every target.
@@ -49,19 +51,24 @@ def attach(description: Any, settings: LoRASettings, *, aliases: Mapping[str, st
 
 
 def target_names(description: Any, settings: LoRASettings, *, aliases: Mapping[str, str]) -> list[str]:
-    """The weights that get an adapter, by name. A pattern is a glob over a whole name or over its last parts."""
+    """The weights that get an adapter, by name. A pattern is a glob over a whole name or over its last parts;
+    all-linear stands for every linear weight but the head, alone or among patterns."""
     params: dict[str, Param] = named_leaves(description, is_leaf=is_param)
     able = [name for name, param in params.items() if param.kind in ("linear", "lookup", "head")]
-    if settings.targets == "all-linear":
-        return [name for name in able if params[name].kind == "linear"]
+    linear = [name for name in able if params[name].kind == "linear"]
+    if settings.targets == ALL_LINEAR:
+        return linear
     chosen: set[str] = set()
     for pattern in settings.targets:
+        if pattern == ALL_LINEAR:
+            chosen.update(linear)
+            continue
         matched = [name for name in able if _matches(pattern, name) or _matches(pattern, aliases.get(name, ""))]
         if not matched:
             known = sorted({*able, *(aliases[name] for name in able if name in aliases)})
             raise UserError(
                 f"method.lora.targets: {pattern!r} matches no weight of this model. "
-                f"Its weights are: {', '.join(known)}."
+                f"Its weights are: {', '.join(known)}; {ALL_LINEAR} stands for every linear one."
             )
         chosen.update(matched)
     return [name for name in able if name in chosen]
