@@ -52,6 +52,7 @@ def test_the_record_says_what_ran_and_what_came_of_it(finished):
     assert record["results"]["steps"] == 4
     assert record["results"]["after"]["loss"] < record["results"]["before"]["loss"]
     assert record["data"]["fingerprint"]
+    assert record["data"]["form"] == "chat"
     assert record["model"]["trained_parameters"] < record["model"]["parameters"]
     assert {"jax", "python", "podtune"} <= set(record["versions"])
     assert load_run(output.path / "run.yaml") == a_run(folder)
@@ -343,7 +344,7 @@ def test_held_out_prompts_too_long_to_answer_are_left_out_and_counted():
         ]
     )
     said = []
-    chosen = choose_prompts(prepared, None, samples=2, own=(), most_tokens=50, warn=said.append)
+    chosen = choose_prompts(prepared, None, samples=2, own=(), form=None, most_tokens=50, warn=said.append)
     assert [len(prompt.ids) for prompt in chosen] == [3]
     assert len(said) == 1
     assert "1 of 2 held-out prompts" in said[0]

@@ -86,9 +86,7 @@ def prompt_of(row: Row, tokenizer: Tokenizer) -> Prompt | None:
     encoder = _encoder(tokenizer)
     value = row.value
     if isinstance(value, Completion) and value.prompt and value.completion.strip():
-        ids = encoder.inner(value.prompt, add_special_tokens=True)["input_ids"]
-        ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_id else ids
-        return Prompt(ids, value.prompt, value.completion, [])
+        return Prompt(begun_ids(tokenizer, value.prompt), value.prompt, value.completion, [])
     if not isinstance(value, Conversation) or encoder.template.source is None:
         return None
     spoken = [i for i, m in enumerate(value.messages) if i and m.role == "assistant" and (m.content or "").strip()]
@@ -101,6 +99,13 @@ def prompt_of(row: Row, tokenizer: Tokenizer) -> Prompt | None:
         return None
     ids = encoder.inner(text, add_special_tokens=False)["input_ids"]
     return Prompt(ids, text, value.messages[spoken[-1]].content or "", messages)
+
+
+def begun_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text that is to be gone on from, as rows of plain text begin: behind what the tokenizer puts before
+    a text, and without what it puts after one."""
+    texts = _encoder(tokenizer).texts
+    return [*texts.special_prefix, *texts.encode([text], special=True)[0].ids.tolist()]
 
 
 def trained_messages(conversation: Conversation, train_on: TrainOn) -> list[int]:

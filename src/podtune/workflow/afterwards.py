@@ -92,6 +92,7 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
             raise UserError(f"{output.path}: this run has trained, and its checkpoints are gone. Evaluate another.")
         work.say(f"{run.output.path}: nothing is trained there yet; {run.model.source} is evaluated as it is")
     beginning.open_model(work)
+    training.check_prompts(work)
     beginning.prepare_data(work)
     split = work.prepared.validation
     if split is None:

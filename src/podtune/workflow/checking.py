@@ -78,7 +78,7 @@ def _model_faults(work: Work) -> Iterator[str]:
     yield from _faults_in(lambda: beginning.row_tokens(work))
     if (lora := work.run.method.lora) is not None:
         yield from _faults_in(lambda: attach(work.model.describe(), lora, aliases=work.model.aliases()))
-    yield from _faults_in(lambda: training.check_prompts(work))
+    yield from _faults_in(lambda: training.check_prompts(work, offline=True))
 
 
 def _sources(data: Data) -> list[tuple[str, Source]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from podtune.config.errors import RunFailure
+from podtune.data.forms import trained_form
+from podtune.serve.prompts import takes_chats
 from podtune.train.evaluation import perplexity
 from podtune.train.job import Event, Hooks, Job, check_validation
 from podtune.train.program import chosen_dtype
@@ -84,6 +86,7 @@ def choose_samples(work: Work) -> None:
         work.tokenizer,
         samples=ask.samples,
         own=ask.prompts,
+        form=work.form,
         most_tokens=_most_prompt_tokens(work),
         warn=work.warn,
     )
@@ -91,9 +94,13 @@ def choose_samples(work: Work) -> None:
     work.generator = Generator(work.model, None, work.tokenizer, compute_dtype=dtype, mesh=work.mesh)
 
 
-def check_prompts(work: Work) -> None:
-    """Raises UserError when a prompt of the run file cannot be answered, before anything slow is done."""
-    own_prompts(work.tokenizer, work.run.eval.prompts, most_tokens=_most_prompt_tokens(work))
+def check_prompts(work: Work, *, offline: bool = False) -> None:
+    """The form that prompts take, which is the one that is trained. Raises UserError when a prompt of the run file
+    cannot be answered, before anything slow is done."""
+    work.form = trained_form(work.run.data, chat=work.tokenizer.chat_template is not None, offline=offline)
+    own = own_prompts(work.tokenizer, work.run.eval.prompts, form=work.form, most_tokens=_most_prompt_tokens(work))
+    if own and work.tokenizer.chat_template is not None and not takes_chats(work.tokenizer, work.form):
+        work.say(f"eval.prompts are continued as plain text, as this run is trained ({work.form} rows)")
 
 
 def _most_prompt_tokens(work: Work) -> int:
@@ -131,6 +138,7 @@ def data_record(work: Work) -> dict[str, Any]:
     return {
         "fingerprint": work.prepared.fingerprint,
         "folder": str(work.prepared.folder),
+        "form": work.form,
         **{
             name: {key: getattr(split, key) for key in ("examples", "rows", "row_tokens", "tokens", "trained_tokens")}
             for name, split in splits.items()
