@@ -138,8 +138,8 @@ class Eval(Subject):
     samples: Annotated[int, Whole(at_least=0)] = 3
     """Held-out prompts answered before, during and after training."""
     prompts: Annotated[tuple[String, ...], OneOrMany()] = ()
-    """Prompts of your own that are answered too, in the form of the training rows: as a user's message where any are chats,
-    else as text to go on from."""
+    """Prompts of your own that are answered too, in the form of the training rows: as a user's message where any
+    are chats, else as text to go on from."""
     max_new_tokens: Annotated[int, Whole(at_least=1)] = 64
     """Longest answer."""
 

@@ -28,6 +28,8 @@ NOTES = {
     "content_left_out": "have text beside tool calls that the chat template leaves out",
     "content_changed": "have text that the chat template changes (reasoning taken out of an earlier answer, say)",
     "reasoning_left_out": "have reasoning in earlier turns that the chat template leaves out",
+    "glued": "put prompt and completion together with no space or line break between them, as all of this source do; "
+    "where one belongs there, begin each completion with it (or end each prompt so)",
     "border": "have a token that holds both the end of the prompt and the start of the completion; it is trained",
     "no_end_of_text": "end without an end-of-text token, for the tokenizer has none",
 }
@@ -79,6 +81,12 @@ _NO_TEMPLATE = (
     "the tokenizer has no chat template, so a chat has no text. Give one (model: {source: ..., chat_template: FILE}) "
     "or use prompt/completion rows"
 )
+
+
+def is_glued(pair: Completion) -> bool:
+    """Whether the prompt runs into its completion where the script would have a space between words."""
+    border = pair.prompt[-1:] + pair.completion[:1]
+    return len(border) == 2 and not any(letter.isspace() or letter >= _WITHOUT_SPACES for letter in border)
 
 
 def prompt_of(row: Row, tokenizer: Tokenizer) -> Prompt | None:
@@ -133,6 +141,7 @@ class _Draft:
     border: int = -1
 
 
+_WITHOUT_SPACES = "\u2e80"  # from here on stand the scripts of East Asia, which have none between words, and emoji
 _NO_TOKEN = 2**62  # larger numbers do not fit where ids are held, and are no ids either
 
 _ENCODERS: WeakKeyDictionary[Any, "_Encoder"] = WeakKeyDictionary()
@@ -238,6 +247,8 @@ class _Encoder:
                 return _refuse(row, "nothing_to_train", "the text is empty")
             spans, border = None, -1
         notes = ("control_tokens",) if self._has_control_token(text) else ()
+        if isinstance(value, Completion) and is_glued(value):
+            notes = (*notes, "glued")
         return _Draft(text, False, spans, (), notes, border)
 
     def _take_tokens(self, row: Row, value: Tokens) -> Example | Refused:

@@ -1,5 +1,5 @@
-"""The form in which rows reach the model: as chats, as prompts with what follows them, or as texts. Prompts at inference
-take the form that was trained. Used by the workflow, for eval.prompts and the record that `podtune chat` reads."""
+"""The form in which rows reach the model: as chats, as prompts with what follows them, or as texts. Prompts take the
+form that was trained. Used by the workflow, for eval.prompts and the record that `podtune chat` reads."""
 
 from collections import Counter
 from itertools import islice

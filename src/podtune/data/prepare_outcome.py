@@ -29,6 +29,10 @@ def source_reports(job: Job, chunks: Sequence[Chunk]) -> list[SourceReport]:
         report.dropped.merge(summary.dropped)
         report.changed.merge(summary.changed)
         report.noted.merge(summary.notes)
+    for report in reports:
+        if report.noted.counts.get("glued") != report.read:  # where some have a space, the others are meant so
+            report.noted.counts.pop("glued", None)
+            report.noted.places.pop("glued", None)
     return reports
 
 
@@ -67,4 +71,17 @@ def refuse_nothing(job: Job, examples: Examples, reports: Sequence[SourceReport]
     raise UserError(
         f"{where}: none of {counted(read, 'row')} is left for the {split} split ({why or 'the weights leave none'}). "
         f"max_length is {job.max_length}: raise data.max_length, or set data.too_long: truncate."
+        f"{paragraphs_hint(job, reports)}"
     )
+
+
+def paragraphs_hint(job: Job, reports: Sequence[SourceReport]) -> str:
+    """What makes more rows of text files that are one document each; nothing where there are none."""
+    names = {report.name for report in reports}
+    for entry in job.inputs:
+        if entry.name in names and entry.source.documents == "file" and entry.files[0].format == "text":
+            return (
+                f" Each text file is one document, and so one row: {{path: {entry.name}, documents: paragraph}} makes "
+                "one of each paragraph."
+            )
+    return ""

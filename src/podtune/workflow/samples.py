@@ -46,7 +46,8 @@ def choose_prompts(
 ) -> list[Prompt]:
     """Held-out prompts, those that fit into `most_tokens`, and the user's.
 
-    form: what was trained, which the user's own take too. warn: is told how many held-out ones do not fit. Raises UserError when one of the user's does not.
+    form: what was trained, which the user's own take too. warn: is told how many held-out ones do not fit. Raises
+    UserError when one of the user's does not.
     """
     held_out = prepared.held_out_prompts(samples)
     fitting = [one for one in held_out if 0 < len(one.prompt_ids) <= most_tokens]
