@@ -41,7 +41,7 @@ def export_run(
         if trained:
             output.reach("finished")
         else:
-            work.say("its training is not finished: `podtune run` with its run file goes on with it")
+            work.say(f"its training is not finished: `podtune run {output.path}/run.yaml` goes on with it")
         output.publish(whole=True)
 
 
