@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import warnings
 from functools import partial
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_models as tiny
 from export_cases import our_logits, some_tokens
 from train_cases import at_step
 from workflow_cases import a_console, a_run, one_device_shown, run_file, write_jsonl
@@ -16,9 +18,10 @@ from workflow_cases import a_console, a_run, one_device_shown, run_file, write_j
 from podtune.config.errors import Interrupted, UserError
 from podtune.config.loading import load_run
 from podtune.workflow.afterwards import evaluate_run, export_run
-from podtune.workflow.output import OutputFolder, check_usable, differences, open_output
+from podtune.workflow.other_run import differences
+from podtune.workflow.output import OutputFolder, check_usable, open_output
 from podtune.workflow.run import STAGES, run_workflow
-from podtune.workflow.training import check_steps
+from podtune.workflow.training import check_steps, plan_steps
 from podtune.workflow.work import Work
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -117,6 +120,21 @@ def test_a_finished_run_says_so_and_does_nothing(finished):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_run_that_stopped_early_says_so_and_that_another_patience_comes_too_late(finished, tmp_path):
+    folder, output, _ = finished
+    stopping = {"steps": 4, "batch_tokens": 128, "learning_rate": 1e-2, "log_every": 1, "early_stopping": 9}
+    shutil.copytree(output.path, tmp_path / "out")
+    record = open_output(tmp_path / "out")
+    stopped = {**record.record["results"], "steps": 2, "stopped": "no better validation loss in 1 evaluation"}
+    record.update(results=stopped)
+    console = a_console()
+    run_workflow(a_run(folder, train=stopping, output=str(tmp_path / "out")), console)
+    said = console.export_text()
+    run_file(folder)
+    assert "finished (stopped early, after 2 steps of 4: no better validation loss in 1 evaluation)" in said
+    assert "train.early_stopping is another than the run had, which changes nothing in what is finished" in said
+
+
 def test_what_was_said_of_evaluation_holds_when_it_is_evaluated_again(finished):
     folder, output, _ = finished
     seen = evaluate_run(a_run(folder), a_console())
@@ -176,7 +194,7 @@ def test_the_export_of_an_interrupted_run_leaves_its_training_to_be_gone_on_with
     console = a_console()
     (tmp_path / "chats.jsonl").rename(tmp_path / "gone.jsonl")  # the prepared data is there still
     export_run(open_output(tmp_path / "out"), console)
-    assert "training is not finished" in console.export_text()
+    assert f"training is not finished: `podtune run {tmp_path / 'out'}/run.yaml` goes on" in console.export_text()
     assert (tmp_path / "out/model/model.safetensors").exists()
     (tmp_path / "gone.jsonl").rename(tmp_path / "chats.jsonl")
     output = run_workflow(run, a_console())
@@ -367,3 +385,14 @@ def test_a_batch_that_is_less_than_a_row_is_said(tmp_path):
         "train.batch_tokens=32 is less than a row of 64 tokens: a step takes whole rows. Shorten them with "
         "data.max_length for smaller steps."
     ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [(8, "train.steps=8: 8 of 48 packed rows are seen; an epoch is 48 steps of 1."), (48, None)]
+)
+def test_steps_that_end_before_all_rows_were_seen_are_said(steps, said, tmp_path):
+    run = a_run(tmp_path, train={"steps": steps}, eval={"every": None})
+    work = Work(run, a_console(), OutputFolder(tmp_path / "out"))
+    work.prepared = SimpleNamespace(validation=None, train=SimpleNamespace(rows=48, row_tokens=64))
+    plan_steps(work, tiny.mesh_of())
+    assert [warning.partition(" Raise")[0] for warning in work.warnings] == ([said] if said else [])

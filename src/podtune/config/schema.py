@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from podtune.config.rows import Columns, Data, Shape, Source, TrainOn
 from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, Subject, list_or_scalar
-from podtune.config.training import EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
+from podtune.config.training import LEARNING_RATE_FACTORS, EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
 from podtune.config.values import (
     Bool,
     Choice,
@@ -209,7 +209,11 @@ class Run(Subject):
     def learning_rate(self) -> float:
         """train.learning_rate with auto resolved, before any scaling with the batch."""
         given = self.train.learning_rate
-        return LEARNING_RATES[self.method.name] if given == "auto" else given
+        if given != "auto":
+            return given
+        factor = LEARNING_RATE_FACTORS[self.train.optimizer.name]
+        assert factor is not None, "config.rules refuses auto there"
+        return LEARNING_RATES[self.method.name] * factor
 
     @property
     def exports_adapter(self) -> bool:
@@ -218,3 +222,4 @@ class Run(Subject):
 
 
 LEARNING_RATES = {"lora": 2e-4, "full": 2e-5}
+"""For AdamW, by the method."""

@@ -142,8 +142,8 @@ def _source_faults(work: Work, source: Source, *, use: str, limit: int | None) -
 def _row_faults(work: Work) -> Iterator[str]:
     """Of rows as the run prepares them; it then finds them so."""
     from podtune.parallel.mesh import stated_mesh
-    from podtune.train.geometry import plan_geometry
     from podtune.train.job import check_validation
+    from podtune.workflow import training
     from podtune.workflow.beginning import prepare_data
 
     if faults := _faults_in(lambda: prepare_data(work)):
@@ -152,10 +152,7 @@ def _row_faults(work: Work) -> Iterator[str]:
     yield from _faults_in(lambda: check_validation(work.run, work.prepared.validation))
     output = work.run.output.path
     if is_address(output) or not has_begun(Path(output)):  # a run that is gone on with keeps its batches
-        train, mesh = work.prepared.train, stated_mesh(work.run.mesh)
-        yield from _faults_in(
-            lambda: plan_geometry(work.run.train, rows=train.rows, row_tokens=train.row_tokens, mesh=mesh)
-        )
+        yield from _faults_in(lambda: training.plan_steps(work, stated_mesh(work.run.mesh)))
 
 
 def _output_faults(work: Work, *, prepared: bool) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podtune.config.errors import RunFailure
+from podtune.config.wording import counted
 from podtune.data.forms import trained_form
 from podtune.serve.prompts import takes_chats
 from podtune.train.evaluation import perplexity
@@ -14,6 +15,9 @@ from podtune.workflow.beginning import finite, shown_console
 from podtune.workflow.identity import fingerprints
 from podtune.workflow.samples import answer_all, choose_prompts, own_prompts, record_answers
 from podtune.workflow.work import Work
+
+if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh, Mesh
 
 
 def train_model(work: Work) -> None:
@@ -57,8 +61,6 @@ def train_model(work: Work) -> None:
 
 def check_steps(work: Work) -> None:
     """Raises UserError for settings of training that do not fit the data or the mesh, while nothing is written yet."""
-    from podtune.train.geometry import plan_geometry
-
     check_validation(work.run, work.prepared.validation)
     asked, row = work.run.train.batch_tokens, work.prepared.train.row_tokens
     if isinstance(asked, int) and asked < row:
@@ -67,8 +69,22 @@ def check_steps(work: Work) -> None:
             "with data.max_length for smaller steps."
         )
     if work.output.anew:  # a run that is gone on with keeps its batches
-        split = work.prepared.train
-        plan_geometry(work.run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
+        plan_steps(work, work.mesh)
+
+
+def plan_steps(work: Work, mesh: Mesh | AbstractMesh) -> None:
+    """Warns where the steps asked for end before all rows were seen. Raises UserError where batches do not divide."""
+    from podtune.train.geometry import plan_geometry
+
+    split, steps = work.prepared.train, work.run.train.steps
+    plan = plan_geometry(work.run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=mesh)
+    seen = plan.batch_rows * plan.total_steps
+    if steps is not None and seen < split.rows:
+        work.warn(
+            f"train.steps={steps:,}: {seen:,} of {split.rows:,} packed rows are seen; an epoch is "
+            f"{counted(plan.steps_per_epoch, 'step')} of {plan.batch_rows:,}. Raise train.steps or train.batch_tokens "
+            "to see them all."
+        )
 
 
 def answer_after(work: Work) -> None:
