@@ -266,8 +266,12 @@ def test_a_completion_is_tokenised_with_its_prompt_and_its_end_is_trained():
     assert marked(result, tokenizer) == "<|begin_of_text|>The capital is⟦ Paris.<|eot_id|>⟧"
     joined = encode(Completion("th", "e"), family_tokenizer("mistral"))
     assert isinstance(joined, Example)
-    assert joined.notes == ("border",)
+    assert joined.notes == ("glued", "border")
     assert marked(joined, family_tokenizer("mistral")) == "<s>⟦the</s>⟧"
+    for pair in (("q", " a"), ("q\n", "a"), ("", "a"), ("問い。", "答え")):
+        spaced = encode(Completion(*pair), tokenizer)
+        assert isinstance(spaced, Example)
+        assert "glued" not in spaced.notes
     whole = encode(Completion("th", "e"), tokenizer, "all")
     assert isinstance(whole, Example)
     assert whole.trained[1:].all()

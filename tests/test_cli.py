@@ -222,6 +222,13 @@ def test_a_setting_given_as_an_option_is_told_as_it_is_written():
     given = podtune("run", "run.yaml", "--learning-rate", "1e-4")
     assert given.returncode == 2
     assert "Settings have no dashes: train.learning_rate=…" in given.stderr
+    assert "Settings have no dashes: train.learning_rate=…" in podtune("run", "run.yaml", "--lr", "1e-4").stderr
+
+
+def test_export_shows_a_setting_of_the_export():
+    said = podtune("export", "--help").stdout
+    assert "export.dtype=bfloat16" in said
+    assert "train." not in said
     assert "Settings" not in podtune("run", "run.yaml", "--nothing-known").stderr
     assert "Settings" not in podtune("chat", "run.yaml", "--steps").stderr
 
@@ -231,8 +238,8 @@ def test_a_setting_given_as_an_option_is_told_as_it_is_written():
     [
         (UserError("the file is wrong"), 2, "error: the file is wrong\n"),
         (RunFailure("the disk is full"), 3, "error: the disk is full\n"),
-        (Interrupted("stopped at step 7"), 130, "error: stopped at step 7\n"),
-        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (Interrupted("stopped at step 7"), 130, "stopped at step 7\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (PermissionError(13, "Permission denied", "/secret"), 3, "error: Permission denied: /secret\n"),
     ],
 )
@@ -294,7 +301,7 @@ def test_ctrl_c_before_a_command_has_begun_ends_it_as_it_does_later(run_file):
         "main(['check', 'run.yaml'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=run_file.parent, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_a_name_that_the_terminal_cannot_show_ends_no_command(run_file):

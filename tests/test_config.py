@@ -7,7 +7,10 @@ import pytest
 
 from podtune.config.documentation import document_reference
 from podtune.config.errors import ConfigError, UserError
-from podtune.config.loading import load_run
+from podtune.config.loading import _homes, load_run  # pyright: ignore[reportPrivateUsage]
+from podtune.config.other_names import OTHER_NAMES
+from podtune.config.schema import Run
+from podtune.config.training import LEARNING_RATE_FACTORS, OPTIMIZER_SETTINGS
 
 FOUR_LINES = "model: some/model\ndata: ./train.jsonl\nmethod: lora\noutput: ./runs/one\n"
 
@@ -69,6 +72,34 @@ def test_none_as_steps_leaves_the_epochs_as_they_are(tmp_path):
         assert read(tmp_path, FOUR_LINES + f"train: {{steps: {none}}}\n") == read(tmp_path, FOUR_LINES)
     assert read(tmp_path, FOUR_LINES + "train: {steps: 4}\n", "train.steps=none").train.epochs == 3
     assert read(tmp_path, FOUR_LINES.replace("lora", "{lora: {rank: 4}, full: none}")).method.name == "lora"
+
+
+@pytest.mark.parametrize(("name", "tenths"), [("adamw", 10), ("adafactor", 10), ("muon", 10), ("lion", 1)])
+def test_the_usual_learning_rate_is_that_of_the_optimizer(tmp_path, name, tenths):
+    assert read(tmp_path, FOUR_LINES, f"train.optimizer={name}").learning_rate == pytest.approx(2e-5 * tenths)
+    given = read(tmp_path, FOUR_LINES, f"train.optimizer={name}", "train.learning_rate=3e-4")
+    assert given.learning_rate == 3e-4
+
+
+def test_an_optimizer_without_a_usual_learning_rate_wants_one(tmp_path):
+    (fault,) = faults_of(tmp_path, FOUR_LINES, "train.optimizer=sgd")
+    assert "train.learning_rate: sgd has no usual rate" in fault
+    assert "try 0.1" in fault
+    assert read(tmp_path, FOUR_LINES, "train.optimizer=sgd", "train.learning_rate=0.1").learning_rate == 0.1
+    assert {name for name, factor in LEARNING_RATE_FACTORS.items() if factor is None} == {"sgd"}
+    assert LEARNING_RATE_FACTORS.keys() == OPTIMIZER_SETTINGS.keys()
+
+
+def test_names_of_other_tools_are_told_by_podtunes_own(tmp_path):
+    known = {".".join(home) for home in _homes(Run, ())}
+    assert set(OTHER_NAMES.values()) <= known, "each is a key there is"
+    assert not [name for name in OTHER_NAMES if name in known], "none is a key itself"
+    assert faults_of(tmp_path, FOUR_LINES, "train.lr=1e-4", "method.lora.r=8", "train.batch_size=4") == [
+        'command line: train.lr=1e-4: unknown key "lr"; here it is called train.learning_rate',
+        'command line: method.lora.r=8: unknown key "r"; here it is called method.lora.rank',
+        'command line: train.batch_size=4: unknown key "batch_size"; here it is called train.batch_tokens (in tokens, '
+        "not rows)",
+    ]
 
 
 def test_every_scalar_key_also_takes_a_mapping(tmp_path):
@@ -392,7 +423,10 @@ def test_a_source_without_a_path_is_told_once_and_not_for_its_split_too(tmp_path
 def test_a_fault_of_a_required_key_hides_no_rule_that_spans_other_keys(tmp_path, line):
     key = line.split(":")[0]
     kept = "".join(one + "\n" for one in FOUR_LINES.splitlines() if not one.startswith(f"{key}:"))
-    told = faults_of(tmp_path, f"{kept}{line}\ntrain: {{epochs: 1, steps: 5, optimizer: {{name: sgd, beta1: 0.3}}}}\n")
+    told = faults_of(
+        tmp_path,
+        f"{kept}{line}\ntrain: {{epochs: 1, steps: 5, learning_rate: 0.1, optimizer: {{name: sgd, beta1: 0.3}}}}\n",
+    )
     assert any("both say how long to train" in fault for fault in told)
     assert any("sgd has no beta1" in fault for fault in told)
     assert any(f"run.yaml:4: {key}" in fault for fault in told)

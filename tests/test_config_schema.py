@@ -115,6 +115,7 @@ VALID: list[dict[str, Any]] = [
         "output": "o",
         "train": {
             "optimizer": "sgd",
+            "learning_rate": 0.1,
             "schedule": {"name": "wsd", "warmup": 10},
             "early_stopping": 2,
             "clip_norm": "none",

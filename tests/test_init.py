@@ -95,6 +95,43 @@ def test_a_context_that_the_first_row_has_not_got_is_mapped_too(
     assert columns == {"instruction": "question", "input": "context", "output": "answer"}
 
 
+def test_columns_that_cannot_be_told_are_left_to_fill_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("tickets.csv").write_text("ticket,category\nno light,power\n")
+    status, out, _ = run(capsys, "tickets.csv")
+    assert status == 0
+    assert "cannot tell the shape from the columns ticket, category" in out
+    assert "in the place of NAME, then podtune check run.yaml" in out
+    assert load_run(Path("run.yaml")).data.columns == {"instruction": "NAME", "output": "NAME"}
+
+
+def test_a_long_text_is_proposed_paragraph_by_paragraph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("manual.txt").write_text("\n\n".join(f"Paragraph {n}." for n in range(30)))
+    status, out, _ = run(capsys, "manual.txt")
+    assert status == 0
+    assert "rows     30 in 1 file" in out
+    assert "each paragraph is one" in out
+    assert load_run(Path("run.yaml")).data.train[0].documents == "paragraph"
+    Path("note.txt").write_text("One paragraph.")
+    assert run(capsys, "note.txt", force=True)[0] == 0
+    assert load_run(Path("run.yaml")).data.train[0].documents == "file"
+
+
+@pytest.mark.parametrize(("completion", "said"), [("power", True), (" power", False)])
+def test_pairs_without_a_space_between_them_are_hinted_at(
+    completion: str, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.jsonl").write_text(json.dumps({"prompt": "no light", "completion": completion}))
+    _, out, _ = run(capsys, "pairs.jsonl")
+    assert ("put together as they stand" in out) == said
+
+
 def test_rows_with_faults_are_counted_and_keep_no_run_file_from_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -15,7 +15,7 @@ from podtune.workflow.work import Work
 
 @pytest.mark.parametrize(
     ("train", "bytes_a_weight"),
-    [({}, 16), ({"ema": 0.9}, 20), ({"optimizer": "sgd"}, 12), ({"optimizer": "lion"}, 12)],
+    [({}, 16), ({"ema": 0.9}, 20), ({"optimizer": "sgd", "learning_rate": 0.1}, 12), ({"optimizer": "lion"}, 12)],
 )
 def test_memory_is_counted_once_for_weights_gradients_moments_and_average(train, bytes_a_weight, tmp_path):
     model = tiny.tiny_model("llama")

@@ -173,7 +173,9 @@ def test_another_model_or_other_data_is_refused_and_run_yaml_stays(what, state, 
     (output.path / "run.json").write_text(json.dumps({**json.loads(record), "state": state}))
     try:
         with pytest.raises(
-            UserError, match=rf"run of another {what}.*\n  {what}\.[a-z0-9.]*: .* -> .*other.*\n.*--fresh"
+            UserError,
+            match=rf"run of (another|other) {what}.*\n  {what}\.[a-z0-9.]*: .* -> .*other.*\n"
+            r"To go on with it, .* or `podtune run .*out/run\.yaml`.*\nElse .*--fresh",
         ):
             run_workflow(other, a_console())
     finally:
@@ -184,12 +186,12 @@ def test_another_model_or_other_data_is_refused_and_run_yaml_stays(what, state, 
 def test_a_refused_change_is_told_by_the_setting_that_makes_it(trained):
     a_run(trained, **SMALL)
     data = json.loads((trained / "run.yaml").read_text())["data"]
-    with pytest.raises(UserError, match=r"another data, .*:\n  data\.validation: 4 -> 5\nName"):
+    with pytest.raises(UserError, match=r"other data, .*:\n  data\.validation: 4 -> 5\nTo go on"):
         run_workflow(a_run(trained, data={**data, "validation": 5}, **SMALL), a_console())
     rows = (trained / "chats.jsonl").read_text()
     write_jsonl(trained / "chats.jsonl", chats(25))
     try:
-        with pytest.raises(UserError, match=r"another data, .*\n  data: named as before, and with other content"):
+        with pytest.raises(UserError, match=r"other data, .*\n  data: named as before, and with other content.*\nName"):
             run_workflow(a_run(trained, **SMALL), a_console())
     finally:
         (trained / "chats.jsonl").write_text(rows)
@@ -197,8 +199,29 @@ def test_a_refused_change_is_told_by_the_setting_that_makes_it(trained):
 
 def test_more_steps_are_another_run_and_the_way_on_is_told(trained):
     longer = a_run(trained, **{**SMALL, "train": {"steps": 2, "batch_tokens": 64}})
-    with pytest.raises(UserError, match=r"train\.steps: 1 -> 2\n.*start from it \(model: .*out/model\)"):
+    with pytest.raises(UserError, match=r"train\.steps: 1 -> 2\nTo go .*\n.*start from it \(model: .*out/model\)"):
         run_workflow(longer, a_console())
+    (trained / "out/model").rename(trained / "out/away")
+    try:
+        with pytest.raises(UserError, match=r"`podtune run .*out/run\.yaml`") as refused:
+            run_workflow(longer, a_console())
+    finally:
+        (trained / "out/away").rename(trained / "out/model")
+    assert "out/model" not in str(refused.value)
+
+
+def test_settings_that_differ_are_all_named_at_once(trained, tmp_path):
+    a_run(trained, **SMALL)
+    given = json.loads((trained / "run.yaml").read_text())
+    changed = {**given["data"], "validation": 5, "train": str(write_jsonl(tmp_path / "other.jsonl", chats(9)))}
+    longer = a_run(trained, **{**SMALL, "data": changed, "train": {"steps": 2, "batch_tokens": 64}})
+    with pytest.raises(UserError) as refused:
+        run_workflow(longer, a_console())
+    a_run(trained, **SMALL)
+    said = str(refused.value)
+    assert "train.steps: 1 -> 2" in said
+    assert "data.validation: 4 -> 5" in said
+    assert re.search(r"data\.train\.0\.path: .* -> .*other\.jsonl.* \(if that is another file\)", said)
 
 
 @pytest.mark.parametrize("key", ["model", "data.cache", "data.train"])
@@ -236,8 +259,9 @@ def test_trained_weights_are_never_put_into_another_model(trained, tmp_path):
     (output.path / "run.yaml").write_text(before.replace(str(trained / "base"), str(tmp_path / "other")))
     try:
         for command in (lambda: evaluate_run(output.load_run(), a_console()), lambda: export_run(output, a_console())):
-            with pytest.raises(UserError, match="checkpoints of another run"):
+            with pytest.raises(UserError, match=r"weights that were trained otherwise(.|\n)*model: was") as refused:
                 command()
+            assert "--fresh" not in str(refused.value)
     finally:
         (output.path / "run.yaml").write_text(before)
 

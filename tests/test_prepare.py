@@ -310,6 +310,34 @@ def test_too_few_rows_for_an_automatic_split_train_without_one_and_say_so(tmp_pa
     assert prepared.validation is None
     assert any("no validation split" in note for note in prepared.report.notes)
     assert prepared.held_out_prompts(3) == []
+    text = tmp_path / "manual.txt"
+    text.write_text("One paragraph.\n\nAnother one.\n")
+    (note,) = [note for note in prepare_chats(tmp_path, text).report.notes if "no validation split" in note]
+    assert f"{{path: {text}, documents: paragraph}} makes one of each paragraph" in note
+    with pytest.raises(UserError, match=r"none of 1 row is left .*documents: paragraph\} makes one of each paragraph"):
+        prepare_chats(tmp_path, {"train": str(text), "validation": "none"}, max_length=8)
+
+
+def test_pairs_that_run_together_are_said_once_for_a_source_where_all_do(tmp_path: Path) -> None:
+    def said(*pairs: tuple[str, str]) -> str:
+        rows = [{"prompt": prompt, "completion": completion} for prompt, completion in pairs]
+        console = Console(file=io.StringIO(), width=400)
+        data = {"train": str(write_rows(tmp_path / "a.jsonl", rows)), "validation": "none"}
+        prepare_chats(tmp_path, data).report.print(console)
+        return console.file.getvalue()
+
+    assert "2 rows put prompt and completion together with no space" in said(("no light", "power"), ("wet", "water"))
+    assert "put prompt and completion" not in said(("no light", "power"), ("wet ", "water"))
+
+
+def test_a_source_may_have_no_columns_named_where_the_others_have(tmp_path: Path) -> None:
+    named = write_rows(tmp_path / "named.jsonl", [{"text": "from text", "prompt": "p", "completion": "c", "body": "b"}])
+    usual = write_rows(tmp_path / "usual.jsonl", [{"prompt": "p", "completion": " c"}])
+    data = {
+        "train": [str(named), {"path": str(usual), "columns": {}}], "columns": {"text": "body"}, "validation": "none",
+    }  # fmt: skip
+    notes = prepare_chats(tmp_path, data).report.notes
+    assert [note.split(": ")[1].split(" ")[0] for note in notes] == ["text", "prompt_completion"]
 
 
 def test_holding_out_everything_is_refused(tmp_path: Path) -> None:

@@ -265,10 +265,29 @@ def test_unknown_columns_are_listed_with_how_to_map_them():
         sniff_shape(records({"question": "q", "answer": "a"}), columns={"instruction": "questoin", "output": "anwser"})
     with pytest.raises(UserError, match=r"data\.shape is messages, which reads messages; the row has text"):
         sniff_shape(records({"text": "a"}), shape="messages")
-    with pytest.raises(UserError, match="preference data"):
-        sniff_shape(records({"prompt": "q", "chosen": "a", "rejected": "b"}))
+    with pytest.raises(
+        UserError, match=r"of its own, under data\.train or data\.validation: \{path: \.\.\., columns: \{"
+    ):
+        sniff_shape(records({"prompt": "q", "completion": "a"}), columns={"prompt": "ticket"})
     with pytest.raises(UserError, match="the row has no columns"):
         sniff_shape(records({}))
+
+
+@pytest.mark.parametrize(
+    ("value", "columns", "wanted"),
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, {"instruction": "prompt", "output": "chosen"}, QUESTION),
+        ({"chosen": OPENAI, "rejected": OPENAI}, {"messages": "chosen"}, QUESTION),
+        ({"chosen": "q a", "rejected": "q b"}, {"text": "chosen"}, Text("q a")),
+    ],
+)
+def test_preference_data_is_refused_with_the_columns_that_train_on_the_chosen_answers(
+    value: dict[str, Any], columns: dict[str, str], wanted: Any
+):
+    with pytest.raises(UserError, match="preference data") as refused:
+        sniff_shape(records(value))
+    assert f"{{{', '.join(f'{role}: {name}' for role, name in columns.items())}}}" in str(refused.value)
+    assert row(value, columns=columns).value == wanted
 
 
 @pytest.mark.parametrize("other", [{"text": "t"}, {"chats": SHAREGPT}, {"other": 1}, {}])

@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[str, bytes, str]] = {
     "JSON cut off after a comma": ("a.json", b'[{"text": "a"},', r": .*record 2 is cut off here"),
     "JSON with a trailing comma": ("a.json", b'[{"text": "a"},\n]', r": line 2, column 1: after record 1: a trailing comma"),
     "JSON without a comma": ("a.json", b'[{"text": "a"}\n{"text": "b"}]', r": line 2, column 1: after record 1: a comma is missing"),
-    "JSON with a number": ("a.json", b'[{"text": "a"}, 3]', r": line 1, column 17: record 2 is not an object"),
+    "JSON with a number": ("a.json", b'[{"text": "a"}, 3]', r": line 1, column 17: record 2 is not an object; wanted are objects such as"),
     "JSON with a trailing comma in a row": ("a.json", b'[{"text": "a",}]', r": line 1, .*record 1: a trailing comma"),
     "JSON with something after": ("a.json", b'[{"text": "a"}] x', r": line 1, column 17: something follows the end"),
     "JSON that is a text": ("a.json", b'"text"', r": line 1, column 1: a list of rows"),

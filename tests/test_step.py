@@ -17,7 +17,7 @@ from podtune.weights.tree import named_leaves
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
-NO_NOISE = {"steps": 6, "schedule": "constant", "optimizer": "sgd", "clip_norm": None}
+NO_NOISE = {"steps": 6, "schedule": "constant", "optimizer": "sgd", "learning_rate": 2e-4, "clip_norm": None}
 
 
 @functools.cache

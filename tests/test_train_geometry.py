@@ -31,6 +31,15 @@ def test_auto_gives_small_data_many_steps_and_large_data_large_batches():
     assert large.batch_tokens == 65_536
 
 
+def test_few_steps_are_advised_against_with_the_length_that_was_asked_for():
+    few = plan({"epochs": 1.0}, rows=3, row_tokens=448)
+    assert "leave data.max_length out or lower it (now 1,024, which makes rows of 448 tokens)" in str(
+        few.advice(max_length=1024)
+    )
+    assert "data.max_length" not in str(few.advice(max_length=None))
+    assert plan().advice(max_length=1024) is None
+
+
 def test_auto_always_divides_over_the_devices():
     for rows in (1, 2, 3, 7, 100, 1234):
         geometry = plan(rows=rows, devices=8)

@@ -8,15 +8,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_models as tiny
 from export_cases import our_logits, some_tokens
 from workflow_cases import a_console, a_run, one_device_shown, run_file, write_jsonl
 
 from podtune.config.errors import UserError
 from podtune.config.loading import load_run
 from podtune.workflow.afterwards import evaluate_run, export_run
-from podtune.workflow.output import OutputFolder, check_usable, differences, open_output
+from podtune.workflow.other_run import differences
+from podtune.workflow.output import OutputFolder, check_usable, open_output
 from podtune.workflow.run import STAGES, run_workflow
-from podtune.workflow.training import check_steps
+from podtune.workflow.training import check_steps, plan_steps
 from podtune.workflow.work import Work
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -50,6 +52,7 @@ def test_the_record_says_what_ran_and_what_came_of_it(finished):
     assert record["results"]["steps"] == 4
     assert record["results"]["after"]["loss"] < record["results"]["before"]["loss"]
     assert record["data"]["fingerprint"]
+    assert record["data"]["form"] == "chat"
     assert record["model"]["trained_parameters"] < record["model"]["parameters"]
     assert {"jax", "python", "podtune"} <= set(record["versions"])
     assert load_run(output.path / "run.yaml") == a_run(folder)
@@ -112,6 +115,21 @@ def test_a_finished_run_says_so_and_does_nothing(finished):
     assert "podtune chat" in said
     assert "--fresh" in said
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_run_that_stopped_early_says_so_and_that_another_patience_comes_too_late(finished, tmp_path):
+    folder, output, _ = finished
+    stopping = {"steps": 4, "batch_tokens": 128, "learning_rate": 1e-2, "log_every": 1, "early_stopping": 9}
+    shutil.copytree(output.path, tmp_path / "out")
+    record = open_output(tmp_path / "out")
+    stopped = {**record.record["results"], "steps": 2, "stopped": "no better validation loss in 1 evaluation"}
+    record.update(results=stopped)
+    console = a_console()
+    run_workflow(a_run(folder, train=stopping, output=str(tmp_path / "out")), console)
+    said = console.export_text()
+    run_file(folder)
+    assert "finished (stopped early, after 2 steps of 4: no better validation loss in 1 evaluation)" in said
+    assert "train.early_stopping is another than the run had, which changes nothing in what is finished" in said
 
 
 def test_what_was_said_of_evaluation_holds_when_it_is_evaluated_again(finished):
@@ -318,7 +336,7 @@ def test_held_out_prompts_too_long_to_answer_are_left_out_and_counted():
         ]
     )
     said = []
-    chosen = choose_prompts(prepared, None, samples=2, own=(), most_tokens=50, warn=said.append)
+    chosen = choose_prompts(prepared, None, samples=2, own=(), form=None, most_tokens=50, warn=said.append)
     assert [len(prompt.ids) for prompt in chosen] == [3]
     assert len(said) == 1
     assert "1 of 2 held-out prompts" in said[0]
@@ -358,3 +376,14 @@ def test_an_adapter_names_its_base_as_peft_takes_it(source, named, tmp_path, mon
     run = a_run(tmp_path)
     run = run.model_copy(update={"model": run.model.model_copy(update={"source": source})})
     assert base_name(Work(run, a_console(), OutputFolder(tmp_path / "out"))) == named
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [(8, "train.steps=8: 8 of 48 packed rows are seen; an epoch is 48 steps of 1."), (48, None)]
+)
+def test_steps_that_end_before_all_rows_were_seen_are_said(steps, said, tmp_path):
+    run = a_run(tmp_path, train={"steps": steps}, eval={"every": None})
+    work = Work(run, a_console(), OutputFolder(tmp_path / "out"))
+    work.prepared = SimpleNamespace(validation=None, train=SimpleNamespace(rows=48, row_tokens=64))
+    plan_steps(work, tiny.mesh_of())
+    assert [warning.partition(" Raise")[0] for warning in work.warnings] == ([said] if said else [])

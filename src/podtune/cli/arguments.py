@@ -27,8 +27,10 @@ class HintingCommand(TyperCommand):
             raise
 
     def _add_hint(self, error: Any, option: str) -> None:
+        from podtune.config.other_names import OTHER_NAMES
         from podtune.config.overrides import keys_named
 
-        if keys := keys_named(option.lstrip("-").replace("-", "_")):
+        name = option.lstrip("-").replace("-", "_")
+        if keys := keys_named(name) or [OTHER_NAMES[one] for one in (name,) if one in OTHER_NAMES]:
             written = " or ".join(f"{key}=…" for key in keys)
             error.message = f"{error.message.rstrip('.')}. Settings have no dashes: {written}"

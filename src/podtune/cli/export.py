@@ -5,8 +5,12 @@ from typing import Annotated
 
 import typer
 
-from podtune.cli.arguments import Overrides
 from podtune.cli.run import Quiet
+
+ExportOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings of the export that replace the run's: export.dtype=bfloat16"),
+]
 
 
 def export(
@@ -14,7 +18,7 @@ def export(
         str,
         typer.Argument(metavar="OUTPUT", help="A run's output folder; or, with --to, any model.", show_default=False),
     ],
-    overrides: Overrides = None,
+    overrides: ExportOverrides = None,
     to: Annotated[Path | None, typer.Option(help="Where to write a model that is not a run's.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; otherwise as the run file says.")

@@ -25,23 +25,50 @@ def init(
         raise UserError(f"--output {output}: a file cannot be there. Name another.")
     from podtune.config.wording import counted
     from podtune.config.writing import as_yaml
+    from podtune.data.shapes import UnknownShape
     from podtune.data.survey import survey_source
     from podtune.hub.atomic import atomic_file
 
-    survey = survey_source(data)
+    def write(rows: str) -> str:
+        name = as_yaml(f"./runs/{_run_name(data)}")
+        text = f"model: {as_yaml(model)}\ndata: {rows}\nmethod: lora\noutput: {name}\n"
+        with atomic_file(output) as file:
+            file.write(text.encode())
+        return f"\nwrote {output}:\n{text}"
+
+    try:
+        survey = survey_source(data)
+    except UnknownShape as error:
+        if not error.nameable:
+            raise
+        written = write(f"{{train: {as_yaml(data)}, columns: {{instruction: NAME, output: NAME}}}}")
+        typer.echo(
+            f"{error}\n{written}\nnext: put the columns' names in the place of NAME, then podtune check {output}"
+        )
+        return
     typer.echo("\n".join(survey.lines()))
     columns = ", ".join(f"{role}: {as_yaml(name)}" for role, name in survey.columns.items())
-    rows = f"{{train: {as_yaml(data)}, columns: {{{columns}}}}}" if columns else as_yaml(data)
-    text = f"model: {as_yaml(model)}\ndata: {rows}\nmethod: lora\noutput: {as_yaml(f'./runs/{_run_name(data)}')}\n"
-    with atomic_file(output) as file:
-        file.write(text.encode())
+    if columns:
+        rows = f"{{train: {as_yaml(data)}, columns: {{{columns}}}}}"
+    elif survey.documents == "paragraph":
+        rows = f"{{train: {{path: {as_yaml(data)}, documents: paragraph}}}}"
+        typer.echo(
+            "documents  each paragraph is one; a whole file as one would leave too few rows to hold any out "
+            "(documents: file takes it so)"
+        )
+    else:
+        rows = as_yaml(data)
+    written = write(rows)
     if columns:
         typer.echo("columns  taken for what their names usually mean; mend the run file where they mean something else")
     if survey.faulty:
         typer.echo(f"faults   {counted(survey.faulty, 'row')} with faults, the first {survey.first_fault}")
-    typer.echo(
-        f"\nwrote {output}:\n{text}\nnext: podtune check {output}, podtune inspect {output}, then podtune run {output}"
-    )
+    if survey.glued and survey.glued == survey.rows:
+        typer.echo(
+            "spaces   no prompt ends with one and no completion begins with one: they are put together as they stand; "
+            "where one belongs between them, put it into the data"
+        )
+    typer.echo(f"{written}\nnext: podtune check {output}, podtune inspect {output}, then podtune run {output}")
 
 
 def _run_name(data: str) -> str:

@@ -22,7 +22,7 @@ import typer
 
 from podtune import __version__
 from podtune.cli.arguments import HintingCommand
-from podtune.config.errors import ConfigError, PodtuneError
+from podtune.config.errors import ConfigError, Interrupted, PodtuneError
 
 OUTSIDE_FAULTS = {
     errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         app = build_app(command)
         app(args=given, prog_name="podtune")
     except (KeyboardInterrupt, Terminated):  # before the command itself has begun, or behind it
-        fail("interrupted", 130)
+        fail("interrupted", 130, label="")
     sys.exit(0)
 
 
@@ -163,13 +163,15 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
                 sys.stdout.flush()
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
+        except Interrupted as stopped:  # as was asked for
+            fail(str(stopped), stopped.exit_status, label="")
         except ConfigError as error:
             typer.echo("\n".join(error.faults), err=True)
             fail(error.summary, error.exit_status)
         except PodtuneError as error:
             fail(str(error), error.exit_status)
         except (KeyboardInterrupt, Terminated):
-            fail("interrupted", 130)
+            fail("interrupted", 130, label="")
         except BrokenPipeError:  # `podtune schema | head`: the reader has had enough
             if sys.stdout is not None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -185,11 +187,11 @@ def with_exit_statuses(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def fail(message: str, status: int) -> NoReturn:
+def fail(message: str, status: int, label: str = "error: ") -> NoReturn:
     """Prints the message and exits."""
     with contextlib.suppress(OSError, AttributeError):  # a full or closed stdout must not hide the message
         sys.stdout.flush()
-    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"{label}{message}", err=True)
     sys.exit(status)
 
 

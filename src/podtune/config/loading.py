@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from podtune.config.document import MAX_BYTES, Fault, Node, Place, read_document
 from podtune.config.errors import ConfigError
+from podtune.config.other_names import called_here
 from podtune.config.overrides import apply_override, holds_list, subject_in
 from podtune.config.schema import NOT_IN_THIS_VERSION, Run, Subject
 from podtune.config.subject import LIST_TAG, SCALAR_TAG
@@ -173,6 +174,8 @@ def _unknown(key: Key, known: Sequence[str]) -> str:
         return f'"{name}" is not part of this version of podtune; remove it'
     if name in NOT_IN_THIS_VERSION:
         return NOT_IN_THIS_VERSION[name]
+    if (ours := called_here(name)) is not None:
+        return f"{said}; here it is called {ours}"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
     if near:
         return f'{said}, did you mean "{near[0]}"?'

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from podtune.config.schema import Run
-from podtune.config.training import OPTIMIZER_SETTINGS
+from podtune.config.training import LEARNING_RATE_FACTORS, OPTIMIZER_SETTINGS
 
 Key = tuple[str | int, ...]
 
@@ -149,6 +149,18 @@ def optimizer_settings_fit(run: Run) -> Iterator[Breach]:
             )
 
 
+def rate_is_known(run: Run) -> Iterator[Breach]:
+    """The optimizer has a usual learning rate, or one is given."""
+    name = run.train.optimizer.name
+    if run.train.learning_rate == "auto" and LEARNING_RATE_FACTORS[name] is None:
+        yield Breach(
+            ("train", "learning_rate"),
+            f"{name} has no usual rate, since its steps are as large as the gradient; give one, far larger than "
+            "AdamW's: try 0.1, and less where the loss leaps",
+            (("train", "optimizer"),),
+        )
+
+
 def evaluation_comes_before_the_end(run: Run) -> Iterator[Breach]:
     """An interval of evaluation longer than the run is a mistake."""
     every, steps = run.eval.every, run.train.steps
@@ -229,6 +241,7 @@ RULES: tuple[Callable[[Run], Iterator[Breach]], ...] = (
     text_has_no_turns,
     schedule_settings_fit,
     optimizer_settings_fit,
+    rate_is_known,
     evaluation_comes_before_the_end,
     validation_is_held_out,
     validation_is_read_once,

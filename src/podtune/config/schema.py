@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from podtune.config.rows import Columns, Data, Shape, Source, TrainOn
 from podtune.config.subject import LIST_TAG, SCALAR_TAG, OneOrMany, Subject, list_or_scalar, says_none
-from podtune.config.training import EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
+from podtune.config.training import LEARNING_RATE_FACTORS, EarlyStopping, Optimizer, Schedule, SpikeGuard, Train
 from podtune.config.values import (
     Bool,
     Choice,
@@ -141,7 +141,8 @@ class Eval(Subject):
     samples: Annotated[int, Whole(at_least=0)] = 3
     """Held-out prompts answered before, during and after training."""
     prompts: Annotated[tuple[String, ...], OneOrMany()] = ()
-    """Prompts of your own that are answered too."""
+    """Prompts of your own that are answered too, in the form of the training rows: as a user's message where any
+    are chats, else as text to go on from."""
     max_new_tokens: Annotated[int, Whole(at_least=1)] = 64
     """Longest answer."""
 
@@ -211,7 +212,11 @@ class Run(Subject):
     def learning_rate(self) -> float:
         """train.learning_rate with auto resolved, before any scaling with the batch."""
         given = self.train.learning_rate
-        return LEARNING_RATES[self.method.name] if given == "auto" else given
+        if given != "auto":
+            return given
+        factor = LEARNING_RATE_FACTORS[self.train.optimizer.name]
+        assert factor is not None, "config.rules refuses auto there"
+        return LEARNING_RATES[self.method.name] * factor
 
     @property
     def exports_adapter(self) -> bool:
@@ -220,3 +225,4 @@ class Run(Subject):
 
 
 LEARNING_RATES = {"lora": 2e-4, "full": 2e-5}
+"""For AdamW, by the method."""

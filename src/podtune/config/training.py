@@ -41,6 +41,20 @@ OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
+LEARNING_RATE_FACTORS: dict[OptimizerName, float | None] = {
+    "adamw": 1.0,
+    # A matrix's update is clipped to a root mean square of 1, about that of AdamW's (Shazeer and Stern 2018, sec. 6).
+    "adafactor": 1.0,
+    # Every entry of its update is 1 or -1, larger than AdamW's: rates of 1/10 to 1/3 (Chen et al. 2023, sec. 5).
+    "lion": 0.1,
+    # As large as the gradient, which is of another size in every model: no rate suits them all.
+    "sgd": None,
+    # Scaled to the root mean square of AdamW's updates (Liu et al. 2025, eq. 4).
+    "muon": 1.0,
+}
+"""What learning_rate: auto is for an optimizer, in AdamW's rates. None: it has to be given."""
+
+
 class Schedule(Subject):
     """How the learning rate moves. Scalar form: its name."""
 
@@ -94,7 +108,8 @@ class Train(Subject):
     optimizer: Optimizer = Optimizer()
     """adamw, adafactor, lion, sgd, muon, or a mapping with its settings."""
     learning_rate: Annotated[float | Literal["auto"], Real(above=0)] = "auto"
-    """Peak learning rate; auto: 2e-4 for lora, 2e-5 for full."""
+    """Peak learning rate; auto: 2e-4 for lora, 2e-5 for full, and a tenth of that with lion. With sgd it must be
+    given."""
     schedule: Schedule = Schedule()
     """cosine, linear, constant, wsd, or a mapping with its settings."""
     weight_decay: Annotated[float, Real(at_least=0)] = 0.0

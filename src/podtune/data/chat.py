@@ -28,6 +28,8 @@ NOTES = {  # after "1 row" and after "2 rows"
     "content_left_out": "with text beside tool calls that the chat template leaves out",
     "content_changed": "with text that the chat template changes (reasoning taken out of an earlier answer, say)",
     "reasoning_left_out": "with reasoning that the chat template leaves out (of earlier turns alone, or of all)",
+    "glued": "that put prompt and completion together with no space or line break between them, as all of this source "
+    "do; where one belongs there, begin each completion with it (or end each prompt so)",
     "border": "with a token that holds both the end of the prompt and the start of the completion; it is trained",
     "no_end_of_text": "without an end-of-text token, for the tokenizer has none",
 }
@@ -81,14 +83,18 @@ _NO_TEMPLATE = (
 )
 
 
+def is_glued(pair: Completion) -> bool:
+    """Whether the prompt runs into its completion where the script would have a space between words."""
+    border = pair.prompt[-1:] + pair.completion[:1]
+    return len(border) == 2 and not any(letter.isspace() or letter >= _WITHOUT_SPACES for letter in border)
+
+
 def prompt_of(row: Row, tokenizer: Tokenizer) -> Prompt | None:
     """The prompt of a row and its last answer, as at inference; None when there is nothing to ask or to answer."""
     encoder = _encoder(tokenizer)
     value = row.value
     if isinstance(value, Completion) and value.prompt and value.completion.strip():
-        ids = encoder.inner(value.prompt, add_special_tokens=True)["input_ids"]
-        ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_id else ids
-        return Prompt(ids, value.prompt, value.completion, [])
+        return Prompt(begun_ids(tokenizer, value.prompt), value.prompt, value.completion, [])
     if not isinstance(value, Conversation) or encoder.template.source is None:
         return None
     spoken = [i for i, m in enumerate(value.messages) if i and m.role == "assistant" and (m.content or "").strip()]
@@ -101,6 +107,13 @@ def prompt_of(row: Row, tokenizer: Tokenizer) -> Prompt | None:
         return None
     ids = encoder.inner(text, add_special_tokens=False)["input_ids"]
     return Prompt(ids, text, value.messages[spoken[-1]].content or "", messages)
+
+
+def begun_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text that is to be gone on from, as rows of plain text begin: behind what the tokenizer puts before
+    a text, and without what it puts after one."""
+    texts = _encoder(tokenizer).texts
+    return [*texts.special_prefix, *texts.encode([text], special=True)[0].ids.tolist()]
 
 
 def trained_messages(conversation: Conversation, train_on: TrainOn) -> list[int]:
@@ -128,6 +141,7 @@ class _Draft:
     border: int = -1
 
 
+_WITHOUT_SPACES = "\u2e80"  # from here on stand the scripts of East Asia, which have none between words, and emoji
 _NO_TOKEN = 2**62  # larger numbers do not fit where ids are held, and are no ids either
 
 _ENCODERS: WeakKeyDictionary[Any, "_Encoder"] = WeakKeyDictionary()
@@ -243,6 +257,8 @@ class _Encoder:
                 return _refuse(row, "nothing_to_train", "the text is empty")
             spans, border = None, -1
         notes = ("control_tokens",) if self._has_control_token(text) else ()
+        if isinstance(value, Completion) and is_glued(value):
+            notes = (*notes, "glued")
         return _Draft(text, False, spans, (), notes, border)
 
     def _take_tokens(self, row: Row, value: Tokens) -> Example | Refused:

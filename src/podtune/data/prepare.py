@@ -29,7 +29,7 @@ from podtune.data.prepare_held_out import held_out_prompts
 from podtune.data.prepare_inputs import Encoder, chunked
 from podtune.data.prepare_job import PrepareJob, open_prepare_job
 from podtune.data.prepare_lock import preparation_lock
-from podtune.data.prepare_outcome import refuse_faults, refuse_nothing, source_reports
+from podtune.data.prepare_outcome import paragraphs_hint, refuse_faults, refuse_nothing, source_reports
 from podtune.data.prepare_progress import PrepareProgress
 from podtune.data.prepare_report import PrepareReport, SplitReport
 from podtune.data.prepare_select import Examples, select
@@ -117,6 +117,8 @@ def _prepare_in(job: PrepareJob, show: PrepareProgress, started: float) -> Prepa
             f"{entry.name}: {shape.describe()}" for entry, (shape, _) in zip(job.inputs, opened, strict=True) if shape
         ]
         train, validation = select(job, chunks, reports, notes)
+        if not len(validation) and job.data.validation == "auto":
+            notes[-1] += paragraphs_hint(job, reports[: job.train_inputs])
         refuse_nothing(job, train, reports[: job.train_inputs], "train")
         if len(reports) > job.train_inputs:
             refuse_nothing(job, validation, reports[job.train_inputs :], "validation")

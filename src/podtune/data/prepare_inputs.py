@@ -60,7 +60,8 @@ class Input:
 
     @property
     def _columns(self) -> dict[str, str]:
-        return cast(dict[str, str], self.source.columns or self.data.columns)
+        own = self.source.columns  # {}: none, whatever data.columns says
+        return cast(dict[str, str], self.data.columns if own is None else own)
 
     def read(self) -> tuple[RowShape | None, Iterator[Record | Refused]]:
         """The shape of the records, and the records with the lines that are none; no shape when there are none. Raises

@@ -29,6 +29,10 @@ def source_reports(job: PrepareJob, chunks: Sequence[Chunk]) -> list[SourceRepor
         report.dropped.merge(summary.dropped)
         report.changed.merge(summary.changed)
         report.noted.merge(summary.notes)
+    for report in reports:
+        if report.noted.counts.get("glued") != report.read:  # where some have a space, the others are meant so
+            report.noted.counts.pop("glued", None)
+            report.noted.places.pop("glued", None)
     return reports
 
 
@@ -66,7 +70,7 @@ def refuse_nothing(job: PrepareJob, examples: Examples, reports: Sequence[Source
     why = "; ".join(f"{counted(count, 'row')} {DROPPED[reason]}" for reason, count in dropped.counts.items())
     raise UserError(
         f"{where}: none of {counted(read, 'row')} is left for the {split} split ({why or 'the weights leave none'}). "
-        f"{_way_out(job, dropped)}"
+        f"{_way_out(job, dropped)}{paragraphs_hint(job, reports)}"
     )
 
 
@@ -75,3 +79,15 @@ def _way_out(job: PrepareJob, dropped: Tally) -> str:
         return "Give more rows, or larger weights."
     truncate = ", or set data.too_long: truncate" if job.data.too_long != "truncate" else ""
     return f"max_length is {job.max_length}: raise data.max_length{truncate}."
+
+
+def paragraphs_hint(job: PrepareJob, reports: Sequence[SourceReport]) -> str:
+    """What makes more rows of text files that are one document each; nothing where there are none."""
+    names = {report.name for report in reports}
+    for entry in job.inputs:
+        if entry.name in names and entry.source.documents == "file" and entry.files[0].format == "text":
+            return (
+                f" Each text file is one document, and so one row: {{path: {entry.name}, documents: paragraph}} makes "
+                "one of each paragraph."
+            )
+    return ""

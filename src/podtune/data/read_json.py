@@ -282,7 +282,7 @@ def _elements(text: _Text) -> Iterator[Record]:
             raise text.fault(
                 f"record {number}: a trailing comma; take it out" if start == "]"
                 else f"record {number} is cut off here, as if the file were not whole" if not start
-                else f"record {number} is not an object"
+                else f'record {number} is not an object; wanted are objects such as {{"text": ...}}'
             )  # fmt: skip
         row = cast(dict[str, Any], text.value(f"record {number}"))
         if half := lone_surrogate(row):

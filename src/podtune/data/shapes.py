@@ -53,6 +53,14 @@ _ALPACA_WITHOUT_INPUT = (
 )
 
 
+class UnknownShape(UserError):
+    """The columns are not those of any shape. nameable: a question and its answer may be among them, once named."""
+
+    def __init__(self, message: str, *, nameable: bool = False) -> None:
+        super().__init__(message)
+        self.nameable = nameable
+
+
 @dataclass(frozen=True)
 class RowShape:
     """How the records of a source are read. columns: what a shape looks for -> its name in the data, as sniffed; what a
@@ -100,12 +108,14 @@ def sniff_shape(
         raise UserError(
             f"{place(first.origin, first.number)}: data.columns maps "
             f"{' and '.join(f'{role} to {name}' for role, name in absent)}, and there is no such column. There is "
-            f"{_listed(first.value)}.{f' Did you mean {meant}?' if meant else ''}"
+            f"{_listed(first.value)}.{f' Did you mean {meant}?' if meant else ''} A source that names its columns "
+            "otherwise than the rest has columns of its own, under data.train or data.validation: "
+            "{path: ..., columns: {...}}, or columns: {} where none need be named."
         )
     seen = [candidates[0] for record in looked_at if (candidates := _candidates(record.value, shape, given))]
     if 2 * len(seen) < len(looked_at):
         unknown = [record for record in looked_at if not _candidates(record.value, shape, given)]
-        raise UserError(_unknown_shape(next((record for record in unknown if record.value), unknown[0]), shape))
+        raise _unknown_shape(next((record for record in unknown if record.value), unknown[0]), shape)
     found = max(seen, key=seen.count)
     optional = {role: name for record in looked_at for role, name in _optional(record, found, given)}
     read = {**found.columns, **optional}
@@ -129,30 +139,42 @@ def to_row(record: Record, shape: RowShape, *, chat: bool) -> Row:
     return Row(record.origin, record.number, value)
 
 
-def _unknown_shape(record: Record, shape: Shape) -> str:
+def _chosen_alone(value: Mapping[str, Any]) -> str:
+    """The columns that make ordinary rows of preference data."""
+    if isinstance(value["chosen"], list):
+        return "{messages: chosen}"
+    asked = next((name for name in ("prompt", "question", "instruction", "input") if name in value), None)
+    return f"{{instruction: {asked}, output: chosen}}" if asked else "{text: chosen}"
+
+
+def _unknown_shape(record: Record, shape: Shape) -> UnknownShape:
     """Why a record has no shape, and what to do about it."""
     where, names = place(record.origin, record.number), tuple(record.value)
     if not names:
-        return f"{where}: the row has no columns."
+        return UnknownShape(f"{where}: the row has no columns.")
     if {"chosen", "rejected"} <= set(names):
-        return f"{where}: this is preference data (chosen, rejected), which podtune does not train on yet."
+        return UnknownShape(
+            f"{where}: this is preference data (chosen, rejected), which podtune does not train on yet. To train on "
+            f"the chosen answers alone: data.columns: {_chosen_alone(record.value)}."
+        )
     if shape != "auto":
         wanted = ", ".join(_READS[shape][0])
-        return (
+        return UnknownShape(
             f"{where}: data.shape is {shape}, which reads {wanted}; the row has {_listed(record.value)}. Map its "
             f"columns (columns: {{{_READS[shape][0][0]}: NAME}}), or use shape: auto."
         )
     cannot_tell = f"{where}: cannot tell the shape from the columns {_listed(record.value)}."
     if slip := slip_in(names, _KNOWN_COLUMNS):
         written, known = slip
-        mapping = f"{{{known}: {as_yaml(written)}}}"
-        return f"{cannot_tell} Did you mean {known} by {written}? Rename or map it: columns: {mapping}."
+        said = f"Did you mean {known} by {written}? Rename or map it: columns: {{{known}: {as_yaml(written)}}}."
+        return UnknownShape(f"{cannot_tell} {said}")
     meant = meant_by(record.value) or _first_texts(record.value)
     mapping = ", ".join(f"{role}: {as_yaml(name)}" for role, name in meant.items())
     pair = f"{{{mapping}}} for a question and its answer, " if mapping else ""
-    return (
+    return UnknownShape(
         f"{cannot_tell} Name them, for example columns: {pair}{{prompt: ..., completion: ...}} for a text and what "
-        "follows it, {text: ...} for documents, {messages: ...} for chats."
+        "follows it, {text: ...} for documents, {messages: ...} for chats.",
+        nameable=bool(meant),
     )
 
 

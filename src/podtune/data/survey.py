@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Literal
 
 from podtune.config.errors import UserError
 from podtune.config.rows import Source
 from podtune.config.wording import counted
+from podtune.data.chat import is_glued
 from podtune.data.column_names import meant_by
 from podtune.data.rows import Completion, Conversation, Record, Refused, Row, Text, place
 from podtune.data.shapes import SNIFFED_RECORDS, RowShape, has_usual_columns, sniff_shape, to_row
@@ -15,12 +17,14 @@ from podtune.data.sources import list_source, read_file
 
 # English text has four to five characters a token in the vocabularies of today; used where no tokenizer is at hand.
 CHARACTERS_PER_TOKEN = 4
+FEW_DOCUMENTS = 20  # of fewer, the 5 % that are held out by default are less than one
 
 
 @dataclass
 class Survey:
     """What a source holds. longest is in characters; turns counts the messages of each role; columns is what has to
-    stand in the run file for them to be found."""
+    stand in the run file for them to be found, and documents what a document of a text file is best taken for; glued
+    counts prompts that run into their completions."""
 
     files: int
     shape: RowShape
@@ -31,6 +35,8 @@ class Survey:
     longest_at: str = ""
     turns: Counter[str] = field(default_factory=Counter[str])
     with_tools: int = 0
+    documents: str = "file"
+    glued: int = 0
     faulty: int = 0
     first_fault: str = ""
     left_out: str = ""
@@ -56,10 +62,11 @@ class Survey:
         return [*said, f"besides  {self.left_out}"] if self.left_out else said
 
 
-def survey_source(path: str) -> Survey:
+def survey_source(path: str, documents: Literal["file", "paragraph"] = "file") -> Survey:
     """Reads every row of a source once, and counts those with faults. Columns named otherwise than podtune looks for
-    are taken for what such names usually mean. Raises UserError where no row is sound."""
-    source = Source(path=path)
+    are taken for what such names usually mean, and few text files for one document a paragraph. Raises UserError where
+    no row is sound."""
+    source = Source(path=path, documents=documents)
     listing = list_source(source)
     files = listing.files
     records = chain.from_iterable(map(read_file, files))
@@ -71,7 +78,8 @@ def survey_source(path: str) -> Survey:
         raise UserError("\n".join(map(str, first)))
     texts = {name: value for row in reversed(sound) for name, value in row.value.items() if isinstance(value, str)}
     columns = {} if has_usual_columns(sound) else meant_by(texts) or {}  # the first row alone may have no context
-    survey = Survey(len(files), sniff_shape(sound, columns=columns), columns, left_out=listing.left_out)
+    shape = sniff_shape(sound, columns=columns)
+    survey = Survey(len(files), shape, columns, documents=documents, left_out=listing.left_out)
     for record in chain(first, records):
         try:
             if isinstance(record, Refused):
@@ -88,8 +96,13 @@ def survey_source(path: str) -> Survey:
         if isinstance(row.value, Conversation):
             survey.turns.update(message.role for message in row.value.messages)
             survey.with_tools += bool(row.value.tools)
+        if isinstance(row.value, Completion):
+            survey.glued += is_glued(row.value)
     if not survey.rows:
         raise UserError(f"{survey.first_fault} None of {counted(survey.faulty, 'row')} is sound.")
+    if files[0].format == "text" and documents == "file" and survey.rows < FEW_DOCUMENTS:
+        in_paragraphs = survey_source(path, "paragraph")
+        return in_paragraphs if in_paragraphs.rows > survey.rows else survey
     return survey
 
 

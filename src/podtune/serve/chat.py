@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from podtune.config.errors import Interrupted, UserError
 from podtune.serve.generate import Generator
-from podtune.serve.prompts import chat_prompt, prompt_ids
+from podtune.serve.prompts import chat_prompt, prompt_ids, takes_chats
 from podtune.serve.sampling import Sampling
 
 HELP = """\
@@ -37,17 +37,19 @@ class Writer(Protocol):
 
 @dataclass
 class Conversation:
-    """What has been said. Without a chat template each text is one to go on from, and nothing is remembered."""
+    """What has been said. form: what the model was trained on (serve.prompts.takes_chats). Where that is no chat, each
+    text is one to go on from, and nothing is remembered."""
 
     generator: Generator
     max_new_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
     system: str | None = None
+    form: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def is_chat(self) -> bool:
-        return self.generator.tokenizer.chat_template is not None
+        return takes_chats(self.generator.tokenizer, self.form)
 
     def reset(self) -> None:
         self.turns.clear()
@@ -59,7 +61,7 @@ class Conversation:
             system = [{"role": "system", "content": self.system}] if self.system else []
             ids = chat_prompt(self.generator.tokenizer, [*system, *self.turns, asked])
         else:
-            ids = prompt_ids(self.generator.tokenizer, text)
+            ids = prompt_ids(self.generator.tokenizer, text, self.form)
         context = self.generator.config.context_length
         room = min(self.max_new_tokens, context - len(ids))
         if room < 1:
@@ -121,6 +123,8 @@ def _command(conversation: Conversation, line: str, out: Writer) -> bool:
     if name == "/reset":
         conversation.reset()
         print("(forgotten)", file=out)
+    elif name == "/system" and not conversation.is_chat:
+        print("(plain text is continued, which has no system message)", file=out)
     elif name == "/system":
         conversation.system = text.strip() or None
         conversation.reset()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from podtune.config.errors import UserError
+from podtune.data.forms import Form
 from podtune.export.adapter_config import CONFIG_FILE, read_adapter_config
 from podtune.export.peft import load_adapter
 from podtune.families import Model, model_from_files
@@ -25,7 +28,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to answer. about: what it is, in one line; mesh: where its weights lie."""
+    """A model ready to answer. about: what it is, in one line; mesh: where its weights lie; form: what it was trained
+    on, where a run's record says so (data.forms.Form)."""
 
     model: Model
     weights: Any
@@ -33,6 +37,7 @@ class Loaded:
     files: ModelFiles
     about: str
     mesh: Mesh
+    form: str | None = None
 
 
 def load_for_serving(
@@ -45,10 +50,24 @@ def load_for_serving(
     """
     folder = Path(source).expanduser()
     if (folder / "run.json").is_file():
-        return _from_output(folder, mesh=mesh, cache=cache, say=say)
+        loaded = _from_output(folder, mesh=mesh, cache=cache, say=say)
+        return dataclasses.replace(loaded, form=_recorded_form(folder))
     if (folder / CONFIG_FILE).is_file():
-        return _from_adapter(folder, mesh=mesh, cache=cache, say=say)
-    return _from_model(source, mesh=mesh, cache=cache, say=say)
+        loaded = _from_adapter(folder, mesh=mesh, cache=cache, say=say)
+    else:
+        loaded = _from_model(source, mesh=mesh, cache=cache, say=say)
+    exported = folder.name in ("model", "adapter")  # of the run whose folder it lies in
+    return dataclasses.replace(loaded, form=_recorded_form(folder.parent) if exported else None)
+
+
+def _recorded_form(output: Path) -> str | None:
+    """What the run of this folder was trained on; None where its record does not tell, which keeps no model from being
+    talked to."""
+    try:
+        form = json.loads((output / "run.json").read_text(encoding="utf-8"))["data"]["form"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return None
+    return form if form in get_args(Form) else None
 
 
 def _from_output(folder: Path, *, mesh: Mesh | None, cache: Path | None, say: Say | None) -> Loaded:

@@ -1,4 +1,5 @@
-"""Prompts as ids: a chat through the tokenizer's own template, or plain text. Used by `generate`, chat and samples."""
+"""Prompts as ids: a chat through the tokenizer's own template, or a text to go on from. Used by `generate`, chat and
+samples. Prompts take the form that was trained: one in another form is answered as if nothing had been learned."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podtune.config.errors import UserError
+from podtune.data.chat import begun_ids
 
 
 def chat_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -24,8 +26,14 @@ def chat_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[i
     return [int(one) for one in ids]
 
 
-def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of one question: as a user's message where there is a chat template, else as text to go on from."""
-    if tokenizer.chat_template is not None:
+def takes_chats(tokenizer: Any, form: str | None) -> bool:
+    """Whether prompts go through the chat template. form: what was trained (data.forms.Form); None where that is not
+    known, and the template is taken where there is one."""
+    return tokenizer.chat_template is not None and form in ("chat", None)
+
+
+def prompt_ids(tokenizer: Any, text: str, form: str | None) -> list[int]:
+    """The ids of one prompt in the form that was trained: a user's message, or a text to go on from."""
+    if takes_chats(tokenizer, form):
         return chat_prompt(tokenizer, [{"role": "user", "content": text}])
-    return tokenizer.encode(text, special=True)
+    return begun_ids(tokenizer, text)

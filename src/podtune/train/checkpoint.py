@@ -188,23 +188,34 @@ def identity(run: Run, fingerprints: Mapping[str, str], **decided: Any) -> dict[
 
 def check_identity(saved: Mapping[str, str], now: Mapping[str, str], output: str) -> None:
     """Raises UserError naming every key in which this run differs from the one that wrote the checkpoints."""
-    changed = [key for key in sorted({*saved, *now}) if saved.get(key) != now.get(key)]
-    # A file that moved is the same file: its content has a fingerprint of its own.
-    same = [subject for subject in ("model", "data") if subject in now and subject not in changed]
-    changed = [key for key in changed if key.split(".")[0] not in same]
-    if changed:
-        lines = [f"  {key}: was {saved.get(key, 'absent')}, is {now.get(key, 'absent')}" for key in changed]
+    if lines := _differences(saved, now):
         raise UserError(
             f"output: {output} holds checkpoints of another run. What differs:\n" + "\n".join(lines) + "\n"
             "Set those back to resume it, choose another output, or start anew with --fresh."
         )
 
 
+def _differences(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A line for each key in which two identities differ."""
+    changed = [key for key in sorted({*saved, *now}) if saved.get(key) != now.get(key)]
+    # A file that moved is the same file: its content has a fingerprint of its own.
+    same = [subject for subject in ("model", "data") if subject in now and subject not in changed]
+    changed = [key for key in changed if key.split(".")[0] not in same]
+    return [f"  {key}: was {saved.get(key, 'absent')}, is {now.get(key, 'absent')}" for key in changed]
+
+
 def check_same_weights(saved: Mapping[str, str], run: Run, fingerprints: Mapping[str, str]) -> None:
     """Raises UserError when trained weights do not belong into this run's model. The data may be other."""
     decisive = ("model", "tokenizer", "method")
     now = {key: value for key, value in identity(run, fingerprints).items() if key.split(".")[0] in decisive}
-    check_identity({key: value for key, value in saved.items() if key.split(".")[0] in decisive}, now, run.output.path)
+    trained = {key: value for key, value in saved.items() if key.split(".")[0] in decisive}
+    if lines := _differences(trained, now):
+        raise UserError(
+            f"output: {run.output.path} holds weights that were trained otherwise, and only fit what they were trained "
+            "as. What differs:\n" + "\n".join(lines) + "\n"
+            "Leave those settings as the run had them, which is what the folder alone gives: podtune eval OUTPUT, "
+            "podtune export OUTPUT."
+        )
 
 
 def _flat(value: Any, prefix: str) -> dict[str, Any]:

@@ -40,16 +40,19 @@ class Geometry:
     def batch_tokens(self) -> int:
         return self.batch_rows * self.row_tokens
 
-    def advice(self, *, can_shorten: bool) -> str | None:
-        """What to change where the data make so few steps that a model hardly learns from them. can_shorten: rows are
-        as long as was asked, and not as short as they can be."""
+    def advice(self, *, max_length: int | None) -> str | None:
+        """What to change where the data make so few steps that a model hardly learns from them. max_length: as it was
+        asked for; without it rows are as short as they can be."""
         if self.total_steps >= _FEW_STEPS:
             return None
         ways = ["raise train.epochs"]
         if self.batch_rows > self.shards:
             ways.append(f"lower train.batch_tokens (now {self.batch_tokens:,})")
-        if can_shorten:
-            ways.append(f"shorten rows with data.max_length (now {self.row_tokens:,})")
+        if max_length is not None:
+            ways.append(
+                f"leave data.max_length out or lower it (now {max_length:,}, which makes rows of {self.row_tokens:,} "
+                "tokens)"
+            )
         return (
             f"warning: {counted(self.total_steps, 'step')}: few to learn from; {USUAL_STEPS} or more are usual. "
             f"To have more, {', or '.join(ways)}."

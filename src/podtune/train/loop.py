@@ -171,7 +171,7 @@ class _Training:
             f"{self.settings.optimizer.name}, {self.settings.schedule.name} schedule, peak learning rate {rate:.3g}, "
             f"{self.program.settings.language.compute_dtype} arithmetic, FLOP a token: {self.pace.cost}.",
         )
-        advice = self.geometry.advice(can_shorten=self.job.run.data.max_length is not None)
+        advice = self.geometry.advice(max_length=self.job.run.data.max_length)
         if first == 0 and self.settings.steps is None and advice is not None:
             self._say("few steps", first, advice)
 
@@ -321,7 +321,7 @@ class _Training:
             return False
         if done >= self.geometry.total_steps:
             return False
-        self.stopped = f"no better validation loss in {stopping.patience} evaluations"
+        self.stopped = f"no better validation loss in {counted(stopping.patience, 'evaluation')}"
         self._say("stop", done, f"Stopping after step {done}: {self.stopped}.")
         return True
 

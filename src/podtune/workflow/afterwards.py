@@ -49,7 +49,7 @@ def export_run(
         if trained:
             output.reach("finished")
         else:
-            work.say("its training is not finished: `podtune run` with its run file goes on with it")
+            work.say(f"its training is not finished: `podtune run {output.path}/run.yaml` goes on with it")
         output.publish(whole=True)
 
 
@@ -107,6 +107,7 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
             raise UserError(f"{output.path}: this run has trained, and its checkpoints are gone. Evaluate another.")
         work.say(f"{run.output.path}: nothing is trained there yet; {run.model.source} is evaluated as it is")
     beginning.open_model(work)
+    training.check_prompts(work)
     beginning.prepare_data(work)
     split = work.prepared.validation
     if split is None:

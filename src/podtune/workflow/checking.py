@@ -79,7 +79,7 @@ def _model_faults(work: Work) -> Iterator[str]:
     yield from _faults_in(lambda: beginning.check_small_files(work))
     if (lora := work.run.method.lora) is not None:
         yield from _faults_in(lambda: attach(work.model.describe(), lora, aliases=work.model.aliases()))
-    yield from _faults_in(lambda: training.check_prompts(work))
+    yield from _faults_in(lambda: training.check_prompts(work, offline=True))
 
 
 def _sources(data: Data) -> list[tuple[str, Source]]:
@@ -143,8 +143,8 @@ def _source_faults(work: Work, source: Source, *, use: str, limit: int | None) -
 def _row_faults(work: Work) -> Iterator[str]:
     """Of rows as the run prepares them; it then finds them so."""
     from podtune.parallel.mesh import stated_mesh
-    from podtune.train.geometry import plan_geometry
     from podtune.train.job import check_validation
+    from podtune.workflow import training
     from podtune.workflow.beginning import prepare_data
     from podtune.workflow.training import warn_of_short_batch
 
@@ -155,10 +155,7 @@ def _row_faults(work: Work) -> Iterator[str]:
     warn_of_short_batch(work)
     output = work.run.output.path
     if is_address(output) or not has_begun(Path(output)):  # a run that is gone on with keeps its batches
-        train, mesh = work.prepared.train, stated_mesh(work.run.mesh)
-        yield from _faults_in(
-            lambda: plan_geometry(work.run.train, rows=train.rows, row_tokens=train.row_tokens, mesh=mesh)
-        )
+        yield from _faults_in(lambda: training.plan_steps(work, stated_mesh(work.run.mesh)))
 
 
 def _output_faults(work: Work, *, prepared: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ from podtune.config.wording import counted
 from podtune.train.metrics import read_metrics
 from podtune.workflow import beginning
 from podtune.workflow.environment import machine, versions
+from podtune.workflow.other_run import way_to_resume
 from podtune.workflow.output import OutputFolder, has_checkpoint
 from podtune.workflow.places import with_full_paths
 from podtune.workflow.work import Work
@@ -107,9 +108,13 @@ def refuse_changes(work: Work, now: Mapping[str, str]) -> None:
         told = [str(change) for change in differ if _is_of(name, change)]
         otherwise = ", or prepared by a version of podtune that makes other rows of it" if name == "data" else ""
         lines += told or [f"{name}: named as before, and with other content than it had then{otherwise}"]
+    other = " and ".join("other data" if name == "data" else f"another {name}" for name in changed)
+    name = work.output.address or work.output.path
+    resume = f"{way_to_resume(name)}\nElse name" if differ else "Name"
     raise UserError(
-        f"output: {work.run.output.path} holds a run of another {', '.join(changed)}, and this one cannot go on from "
-        "it:\n  " + "\n  ".join(dict.fromkeys(lines)) + "\nName another output, or start anew with --fresh."
+        f"output: {work.run.output.path} holds a run of {other}, and this one cannot go on from it:\n  "
+        + "\n  ".join(dict.fromkeys(lines))
+        + f"\n{resume} another output, or start anew with --fresh."
     )
 
 

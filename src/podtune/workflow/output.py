@@ -16,12 +16,12 @@ from typing import Any, TextIO
 
 from podtune.config.errors import ConfigError, RunFailure, UserError
 from podtune.config.loading import dump_run, load_run
-from podtune.config.sameness import Change, changes, may_change
 from podtune.config.schema import Run
 from podtune.export.folders import write_json, write_text
 from podtune.hub.addresses import check_address, is_address
 from podtune.train.output import local_folder
 from podtune.workflow.full_disk import full_disk_told
+from podtune.workflow.other_run import refuse_other_settings
 from podtune.workflow.places import with_full_paths
 from podtune.workflow.remote_output import fetch, forget, listed, publish
 
@@ -30,13 +30,10 @@ STATES = ("started", "trained", "exported", "finished")
 
 _STORES = ("gs", "s3")  # of the addresses that files can be copied to, those that orbax writes to
 _LOCK_TRIES = 5  # each fails only when another run has removed the folder since it was made
-# Told apart by fingerprint once they are open (workflow/identity.py): files may move, and others may take their place.
-_BY_FINGERPRINT = ("model", "data")
 _WITHOUT_RECORD = (
     "What the run has exported beside it is not touched by that, and `podtune chat` takes it. Name another output, or "
     "start anew with --fresh."
 )
-_LENGTHS = ("train.steps", "train.epochs")
 _OF_ONE_RUN = (
     "checkpoints", "model", "adapter", "tensorboard", "metrics.jsonl", "samples.jsonl", "report.html", "README.md",
 )  # fmt: skip
@@ -265,15 +262,6 @@ def _remove_empty(made: Sequence[Path]) -> None:
                 folder.rmdir()
 
 
-def differences(before: Run, now: Run) -> list[Change]:
-    """The settings that make these two different runs, but for model and data."""
-    return [
-        change
-        for change in changes(before.model_dump(mode="json"), now.model_dump(mode="json"))
-        if change.key.split(".")[0] not in _BY_FINGERPRINT and not may_change(change.key)
-    ]
-
-
 def _check_remote(run: Run, *, fresh: bool) -> None:
     """As `check_usable`, for an object store: what it holds is listed, and its run.yaml read."""
     address = run.output.path
@@ -361,19 +349,8 @@ def _refuse_another_run(path: Path, run: Run, name: Path | str) -> None:
     address = name if isinstance(name, str) else None
     if not has_begun(path, address):
         return
-    changed = differences(_load_run(path, name), run)
-    if changed:
-        lengths = [change.key for change in changed if change.key in _LENGTHS]
-        further = (
-            f"\nA run of other {' and '.join(lengths)} has another schedule from its first step on. To train the model "
-            f"that came of this one further, start from it (model: {name}/model) with an output of its own."
-        )
-        raise UserError(
-            f"output: {name} holds a run with other settings, and this one cannot go on from it:\n  "
-            + "\n  ".join(map(str, changed))
-            + (further if lengths else "")
-            + "\nName another folder, or start anew with --fresh."
-        )
+    has_model = address is not None or (path / "model").is_dir()
+    refuse_other_settings(_load_run(path, name), run, name, has_model=has_model)
 
 
 def _load_run(path: Path, name: Path | str, *, overrides: Sequence[str] = ()) -> Run:

@@ -56,7 +56,7 @@ def run_workflow(run: Run, console: Console, *, export: bool = True, fresh: bool
     with claimed(run, fresh=fresh, first=processes.index == 0) as output:
         if _is_finished(output, processes):
             note = identity.check_finished(Work(run, Console(quiet=True), output)) if output.writes else ""
-            said = finished_message(output) + _export_note(output, run) + note
+            said = finished_message(output) + _stopping_note(output, run) + _export_note(output, run) + note
             console.print(said, markup=False, highlight=False, soft_wrap=True)
             return output
         if output.writes and not fresh:
@@ -89,12 +89,22 @@ def _is_finished(output: OutputFolder, processes: Processes) -> bool:
 
 
 def finished_message(output: OutputFolder) -> str:
-    path = output.path
+    path, results = output.path, output.record.get("results") or {}
+    steps = counted(results.get("steps", 0), "step")
+    if results.get("stopped"):
+        steps = f"stopped early, after {steps} of {results.get('total_steps', 0):,}: {results['stopped']}"
     return (
-        f"{path}: this run is finished ({counted((output.record.get('results') or {}).get('steps', 0), 'step')}). "
+        f"{path}: this run is finished ({steps}). "
         f"Talk to it: podtune chat {path}. Look at it: {path / 'report.html'}. "
         "To train it again, name another output, or start anew with --fresh."
     )
+
+
+def _stopping_note(output: OutputFolder, run: Run) -> str:
+    """What is to be said where the run file asks for another early stopping than the run had, which is over."""
+    if not output.writes or output.load_run().train.early_stopping == run.train.early_stopping:
+        return ""
+    return "\ntrain.early_stopping is another than the run had, which changes nothing in what is finished: see above."
 
 
 def _export_note(output: OutputFolder, run: Run) -> str:

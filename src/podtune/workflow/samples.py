@@ -20,6 +20,7 @@ from podtune.train.metrics import read_metrics
 from podtune.workflow.report import SampleRow
 
 if TYPE_CHECKING:
+    from podtune.data.forms import Form
     from podtune.data.prepared import HeldOut, Prepared
     from podtune.hub.tokenizer import Tokenizer
     from podtune.serve.generate import Generator
@@ -40,12 +41,14 @@ def choose_prompts(
     *,
     samples: int,
     own: Sequence[str],
+    form: Form | None,
     most_tokens: int,
     warn: Callable[[str], object],
 ) -> list[Prompt]:
     """Held-out prompts, those that fit into `most_tokens`, and the user's.
 
-    warn: is told how many held-out ones do not fit. Raises UserError when one of the user's does not.
+    form: what was trained, which the user's own take too. warn: is told how many held-out ones do not fit. Raises
+    UserError when one of the user's does not.
     """
     held_out = prepared.held_out_prompts(samples)
     fitting = [one for one in held_out if 0 < len(one.prompt_ids) <= most_tokens]
@@ -55,12 +58,12 @@ def choose_prompts(
             f"longer than the {max(most_tokens, 0):,} tokens that eval.max_new_tokens leaves of the model's context."
         )
     prompts = [Prompt(one.prompt_ids, shown_prompt(one), one.expected_text.strip()) for one in fitting]
-    return prompts + own_prompts(tokenizer, own, most_tokens=most_tokens)
+    return prompts + own_prompts(tokenizer, own, form=form, most_tokens=most_tokens)
 
 
-def own_prompts(tokenizer: Tokenizer, own: Sequence[str], *, most_tokens: int) -> list[Prompt]:
+def own_prompts(tokenizer: Tokenizer, own: Sequence[str], *, form: Form | None, most_tokens: int) -> list[Prompt]:
     """The prompts of eval.prompts. Raises UserError for one without tokens, or with more than `most_tokens`."""
-    prompts = [Prompt(prompt_ids(tokenizer, text), text) for text in own]
+    prompts = [Prompt(prompt_ids(tokenizer, text, form), text) for text in own]
     for number, prompt in enumerate(prompts):
         if not 0 < len(prompt.ids) <= most_tokens:
             start = prompt.text if len(prompt.text) <= 40 else f"{prompt.text[:40]}…"

@@ -86,13 +86,13 @@ def _data(work: Work) -> list[tuple[str, str]]:
     rows = []
     for source in work.prepared.report.sources:
         weight = "" if source.weight == 1 else f", seen {source.weight:g} times an epoch"
-        rows.append((source.name, f"{source.read:,} rows read, {source.kept:,} kept{weight}"))
+        rows.append((source.name, f"{counted(source.read, 'row')} read, {source.kept:,} kept{weight}"))
     for split in work.prepared.report.splits:
         share = split.trained_tokens / split.tokens if split.tokens else 0.0
         rows.append(
             (
                 split.name,
-                f"{split.examples:,} examples in {split.rows:,} rows of {split.row_tokens:,} tokens "
+                f"{counted(split.examples, 'example')} in {counted(split.rows, 'row')} of {split.row_tokens:,} tokens "
                 f"({split.efficiency:.1%} filled); {split.tokens:,} tokens, "
                 f"{split.trained_tokens:,} of them trained on ({share:.0%})",
             )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from podtune.config.errors import RunFailure
+from podtune.config.wording import counted
+from podtune.data.forms import trained_form
 from podtune.parallel.mesh import platform_of
+from podtune.serve.prompts import takes_chats
 from podtune.train.evaluation import perplexity
 from podtune.train.job import Event, Hooks, Job, check_validation
 from podtune.train.metrics import read_metrics
@@ -16,6 +19,8 @@ from podtune.workflow.samples import answer_all, choose_prompts, own_prompts, re
 from podtune.workflow.work import Work
 
 if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh, Mesh
+
     from podtune.train.restore import Restored
 
 
@@ -61,13 +66,10 @@ def train_model(work: Work) -> None:
 
 def check_steps(work: Work) -> None:
     """Raises UserError for settings of training that do not fit the data or the mesh, while nothing is written yet."""
-    from podtune.train.geometry import plan_geometry
-
     check_validation(work.run, work.prepared.validation)
     warn_of_short_batch(work)
     if work.output.anew:  # a run that is gone on with keeps its batches
-        split = work.prepared.train
-        plan_geometry(work.run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
+        plan_steps(work, work.mesh)
 
 
 def warn_of_short_batch(work: Work) -> None:
@@ -77,6 +79,21 @@ def warn_of_short_batch(work: Work) -> None:
         work.warn(
             f"train.batch_tokens={asked:,} is less than a row of {row:,} tokens: a step takes whole rows. Shorten them "
             "with data.max_length for smaller steps."
+        )
+
+
+def plan_steps(work: Work, mesh: Mesh | AbstractMesh) -> None:
+    """Warns where the steps asked for end before all rows were seen. Raises UserError where batches do not divide."""
+    from podtune.train.geometry import plan_geometry
+
+    split, steps = work.prepared.train, work.run.train.steps
+    plan = plan_geometry(work.run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=mesh)
+    seen = plan.batch_rows * plan.total_steps
+    if steps is not None and seen < split.rows:
+        work.warn(
+            f"train.steps={steps:,}: {seen:,} of {split.rows:,} packed rows are seen; an epoch is "
+            f"{counted(plan.steps_per_epoch, 'step')} of {plan.batch_rows:,}. Raise train.steps or train.batch_tokens "
+            "to see them all."
         )
 
 
@@ -111,6 +128,7 @@ def choose_samples(work: Work) -> None:
         work.tokenizer,
         samples=ask.samples,
         own=ask.prompts,
+        form=work.form,
         most_tokens=_most_prompt_tokens(work),
         warn=work.warn,
     )
@@ -118,9 +136,13 @@ def choose_samples(work: Work) -> None:
     work.generator = Generator(work.model, None, work.tokenizer, compute_dtype=dtype, mesh=work.mesh)
 
 
-def check_prompts(work: Work) -> None:
-    """Raises UserError when a prompt of the run file cannot be answered, before anything slow is done."""
-    own_prompts(work.tokenizer, work.run.eval.prompts, most_tokens=_most_prompt_tokens(work))
+def check_prompts(work: Work, *, offline: bool = False) -> None:
+    """The form that prompts take, which is the one that is trained. Raises UserError when a prompt of the run file
+    cannot be answered, before anything slow is done."""
+    work.form = trained_form(work.run.data, chat=work.tokenizer.chat_template is not None, offline=offline)
+    own = own_prompts(work.tokenizer, work.run.eval.prompts, form=work.form, most_tokens=_most_prompt_tokens(work))
+    if own and work.tokenizer.chat_template is not None and not takes_chats(work.tokenizer, work.form):
+        work.say(f"eval.prompts are continued as plain text, as this run is trained ({work.form} rows)")
 
 
 def _most_prompt_tokens(work: Work) -> int:
@@ -158,6 +180,7 @@ def data_record(work: Work) -> dict[str, Any]:
     return {
         "fingerprint": work.prepared.fingerprint,
         "folder": str(work.prepared.folder),
+        "form": work.form,
         **{
             name: {key: getattr(split, key) for key in ("examples", "rows", "row_tokens", "tokens", "trained_tokens")}
             for name, split in splits.items()

@@ -17,6 +17,7 @@ from podtune.workflow.output import OutputFolder
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from podtune.data.forms import Form
     from podtune.data.prepared import Prepared
     from podtune.families.family import Model
     from podtune.hub.sources import ModelFiles
@@ -41,6 +42,7 @@ class Work:
     files: ModelFiles = field(init=False)
     model: Model = field(init=False)
     tokenizer: Tokenizer = field(init=False)
+    form: Form | None = None
     prepared: Prepared = field(init=False)
     mesh: Mesh = field(init=False)
     description: Any = field(init=False)
