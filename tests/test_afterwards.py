@@ -145,7 +145,7 @@ def test_the_export_of_an_interrupted_run_leaves_its_training_to_be_gone_on_with
     console = a_console()
     (tmp_path / "chats.jsonl").rename(tmp_path / "gone.jsonl")  # the prepared data is there still
     export_run(open_output(tmp_path / "out"), console)
-    assert "training is not finished" in console.export_text()
+    assert f"training is not finished: `podtune run {tmp_path / 'out'}/run.yaml` goes on" in console.export_text()
     assert (tmp_path / "out/model/model.safetensors").exists()
     exported = open_output(tmp_path / "out")
     results = exported.record["results"]

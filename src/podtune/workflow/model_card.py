@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,8 @@ def model_card(work: Work, place: Place) -> str:
     """What it is made from and how, what it scored, and how to load it from where this file lies."""
     record = work.output.record
     title = run_name(work)
-    parts = [_front_matter(work, place), f"# {title}", _about(work), _results(record.get("results", {}))]
+    results = record.get("results", {})
+    parts = [_front_matter(work, place), f"# {title}", _about(work), _whose(results), _results(results)]
     parts += [_loading(work, place), _settings(work, record)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -71,6 +73,15 @@ def _about(work: Work) -> str:
     )
 
 
+def _whose(results: dict[str, Any]) -> str:
+    """Which weights these are, where they are not the last."""
+    step, steps = results.get("weights_step"), results.get("steps")
+    if step is None or step == steps:
+        return ""
+    said = f"The weights are those of step {step} of {steps}, whose loss on held-out rows was the lowest"
+    return f"{said}: those before training." if step == 0 else f"{said}."
+
+
 def _results(results: dict[str, Any]) -> str:
     before, after = results.get("before"), results.get("after")
     if not before or not after:
@@ -110,7 +121,7 @@ def _loading(work: Work, place: Place) -> str:
         )
         if work.files.gguf is not None:
             parts.append(
-                f"The base is a GGUF file, {Path(base).name}. `podtune export {Path(base).name} --to base` writes it "
+                f"The base is a GGUF file, {Path(base).name}. `podtune export {shlex.quote(base)} --to base` writes it "
                 "as that folder."
             )
     if place == "output":

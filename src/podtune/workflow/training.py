@@ -59,6 +59,11 @@ def train_model(work: Work) -> None:
             "nothing to train. Nothing was learned, and nothing is exported. Look at the weights of the model, at "
             "train.learning_rate and at the data (podtune inspect), and start anew with --fresh."
         )
+    if work.result.weights_step == 0:
+        work.warn(
+            "no step lowered the validation loss, so the best weights are those before training: what is exported is "
+            "the model as it came. Lower train.learning_rate, or look at the data (podtune inspect)."
+        )
     work.weights = work.result.weights
     work.output.reach("trained", results=results_record(work))
     work.output.publish(whole=False)
