@@ -138,6 +138,14 @@ def test_an_evaluation_as_json_is_all_there_is_on_stdout(quiet, wandering, capsy
     assert quiet == [] or not said.err
 
 
+def test_the_export_of_a_model_trained_whole_does_not_read_the_one_it_started_from(tmp_path, monkeypatch):
+    output = run_workflow(a_run(tmp_path, method="full"), a_console())
+    weights = (output.path / "model/model.safetensors").read_bytes()
+    monkeypatch.setattr("podtune.families.loading.load_weights", lambda *_, **__: pytest.fail("it was read"))
+    export_run(open_output(output.path), a_console())
+    assert (output.path / "model/model.safetensors").read_bytes() == weights
+
+
 def test_the_export_of_an_interrupted_run_leaves_its_training_to_be_gone_on_with(tmp_path):
     run = a_run(tmp_path)
     with at_step(2, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):

@@ -9,7 +9,7 @@ from podtune.config.errors import UserError
 from podtune.config.schema import Mesh
 from podtune.config.training import Train
 from podtune.parallel.mesh import build_mesh
-from podtune.train.geometry import plan_geometry
+from podtune.train.geometry import evaluation_geometry, plan_geometry
 
 
 def plan(train=None, *, rows=100, row_tokens=512, devices=1, batch_rows=None):
@@ -79,3 +79,10 @@ def test_it_reads_as_one_line():
     assert str(plan({"batch_tokens": 16 * 512, "steps": 9})) == (
         "9 steps of 16 rows x 512 tokens (8,192 tokens) in 4 micro-batches of 4 rows; an epoch is 7 steps"
     )
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_an_evaluation_takes_what_fits_whatever_batches_training_had(devices):
+    mesh = build_mesh(Mesh(data="auto", fsdp=2 if devices == 8 else 1), jax.devices()[:devices])
+    geometry = evaluation_geometry(rows=21, row_tokens=512, mesh=mesh)
+    assert (geometry.micro_rows, geometry.total_steps) == ((4, 6) if devices == 1 else (32, 1))

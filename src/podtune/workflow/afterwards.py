@@ -39,8 +39,7 @@ def export_run(
         open_data(work)
         check_validation(run, work.prepared.validation)
         beginning.choose_devices(work)
-        beginning.load_model(work)
-        training.say_again(work, restore(work))
+        training.say_again(work, load_trained(work))
         work.merged_too = run.export.merged or bool(_warnings(work))
         finishing.export_model(work)
         finishing.check_exported(work)
@@ -94,7 +93,7 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
     """
     from podtune.train.evaluation import evaluate
     from podtune.train.feed import loader_for
-    from podtune.train.geometry import plan_geometry
+    from podtune.train.geometry import evaluation_geometry
     from podtune.train.program import make_program
     from podtune.workflow.samples import answer_all
 
@@ -113,9 +112,12 @@ def evaluate_run(run: Run, console: Console) -> dict[str, Any]:
     if split is None:
         raise UserError("data.validation: no rows are held out to evaluate on. Name some, or a fraction of the rows.")
     beginning.choose_devices(work)
-    beginning.load_model(work)
-    step = restore(work).step if trained else 0
-    geometry = plan_geometry(run.train, rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
+    if trained:
+        step = load_trained(work).step
+    else:
+        beginning.load_model(work)
+        step = 0
+    geometry = evaluation_geometry(rows=split.rows, row_tokens=split.row_tokens, mesh=work.mesh)
     training.choose_samples(work)
     work.generator.weights = work.weights
     answers = answer_all(work.generator, work.prompts, max_new_tokens=run.eval.max_new_tokens) if work.prompts else []
@@ -155,8 +157,17 @@ def open_data(work: Work) -> None:
         beginning.prepare_data(work)
 
 
+def load_trained(work: Work) -> Restored:
+    """The model with what the run has trained in it. Where that is all of it, the model it started from is not read."""
+    if work.run.method.lora is None:
+        work.weights = work.description
+    else:
+        beginning.load_model(work)
+    return restore(work)
+
+
 def restore(work: Work) -> Restored:
-    """Puts what the run has trained in the place of the fresh weights."""
+    """Puts what the run has trained in the place of the weights it started from."""
     from podtune.train.restore import restore_weights
 
     now = fingerprints(work)
