@@ -138,6 +138,19 @@ def test_an_evaluation_as_json_is_all_there_is_on_stdout(quiet, wandering, capsy
     assert quiet == [] or not said.err
 
 
+def test_a_run_whose_every_step_made_it_worse_says_that_the_model_is_as_it_came(wandering, tmp_path):
+    run = load_run(wandering.path / "run.yaml", [f"output.path={tmp_path / 'out'}", "export.checkpoint=best"])
+    console = a_console()
+    output = run_workflow(run, console)
+    losses = {line["step"]: line["eval_loss"] for line in read_metrics(output.metrics) if "eval_loss" in line}
+    assert min(losses, key=lambda step: losses[step]) == output.record["results"]["weights_step"] == 0
+    assert "what is exported is the model as it came" in " ".join(console.export_text().split())
+    for card in ("README.md", "model/README.md", "adapter/README.md"):
+        assert (
+            "step 0 of 8, whose loss on held-out rows was the lowest: those before" in (output.path / card).read_text()
+        )
+
+
 def test_the_export_of_a_model_trained_whole_does_not_read_the_one_it_started_from(tmp_path, monkeypatch):
     output = run_workflow(a_run(tmp_path, method="full"), a_console())
     weights = (output.path / "model/model.safetensors").read_bytes()

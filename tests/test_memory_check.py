@@ -29,7 +29,8 @@ def test_memory_is_counted_once_for_weights_gradients_moments_and_average(train,
 
 
 @pytest.mark.parametrize(
-    ("train", "bytes_a_weight"), [({}, 12), ({"ema": 0.9}, 16), ({"optimizer": "sgd"}, 8), ({"optimizer": "lion"}, 8)]
+    ("train", "bytes_a_weight"),
+    [({}, 12), ({"ema": 0.9}, 16), ({"optimizer": "sgd", "learning_rate": 0.1}, 8), ({"optimizer": "lion"}, 8)],
 )
 def test_disk_for_checkpoints_is_counted_for_what_the_optimizer_keeps(train, bytes_a_weight, tmp_path):
     model = tiny.tiny_model("llama")

@@ -326,7 +326,9 @@ def test_pairs_that_run_together_are_said_once_for_a_source_where_all_do(tmp_pat
         prepare_chats(tmp_path, data).report.print(console)
         return console.file.getvalue()
 
-    assert "2 rows put prompt and completion together with no space" in said(("no light", "power"), ("wet", "water"))
+    assert "2 rows with no space or line break between prompt and completion" in said(
+        ("no light", "power"), ("wet", "water")
+    )
     assert "put prompt and completion" not in said(("no light", "power"), ("wet ", "water"))
 
 

@@ -247,7 +247,7 @@ def test_a_signal_ends_a_preparation_with_its_workers_and_leaves_nothing_that_co
             time.sleep(0.02)
         process.send_signal(number)
         said = process.stderr.read()
-    assert (process.returncode, said.splitlines()[-1]) == (130, "error: interrupted"), said
+    assert (process.returncode, said.splitlines()[-1]) == (130, "interrupted"), said
     until = time.monotonic() + 10
     while is_there(process.pid) and time.monotonic() < until:  # multiprocessing's own tracker goes last
         time.sleep(0.05)
@@ -338,7 +338,7 @@ def test_a_file_that_is_settled_is_hashed_once(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_file_written_anew_with_its_old_size_time_and_inode_is_read_anew(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("podtune.data.fingerprint._SETTLED_NS", -1)
+    monkeypatch.setattr("podtune.hub.file_hashes._SETTLED_NS", -1)
     path, memory = tmp_path / "a.jsonl", tmp_path / "hashes.json"
     path.write_text("old")
     before = path.stat()

@@ -192,19 +192,6 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(finished, tmp
         assert (output.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
-def test_a_run_whose_every_step_made_it_worse_says_that_the_model_is_as_it_came(tmp_path):
-    train = {"steps": 4, "batch_tokens": 128, "learning_rate": 30.0, "schedule": {"name": "constant", "warmup": 0}}
-    run = a_run(tmp_path, train=train, eval={"every": 1}, export={"checkpoint": "best"})
-    console = a_console()
-    output = run_workflow(run, console)
-    assert output.record["results"]["weights_step"] == 0
-    assert "what is exported is the model as it came" in " ".join(console.export_text().split())
-    for card in ("README.md", "model/README.md", "adapter/README.md"):
-        assert (
-            "step 0 of 4, whose loss on held-out rows was the lowest: those before" in (output.path / card).read_text()
-        )
-
-
 def test_the_run_file_that_the_output_keeps_is_the_same_run_from_anywhere(tmp_path, monkeypatch):
     content = json.loads(run_file(tmp_path).read_text())
     content |= {

@@ -28,8 +28,8 @@ NOTES = {  # after "1 row" and after "2 rows"
     "content_left_out": "with text beside tool calls that the chat template leaves out",
     "content_changed": "with text that the chat template changes (reasoning taken out of an earlier answer, say)",
     "reasoning_left_out": "with reasoning that the chat template leaves out (of earlier turns alone, or of all)",
-    "glued": "that put prompt and completion together with no space or line break between them, as all of this source "
-    "do; where one belongs there, begin each completion with it (or end each prompt so)",
+    "glued": "with no space or line break between prompt and completion, as all of this source; where one belongs "
+    "there, begin each completion with it (or end each prompt so)",
     "border": "with a token that holds both the end of the prompt and the start of the completion; it is trained",
     "no_end_of_text": "without an end-of-text token, for the tokenizer has none",
 }

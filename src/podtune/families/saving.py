@@ -106,8 +106,15 @@ def _fitting(dtype: Any, stacked: bool) -> Callable[[Any, int], tuple[jax.Array,
             leaf = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, keepdims=False), leaf)
         exact = as_array(leaf, dtype=jnp.float32)
         size = jnp.abs(exact)
-        largest = jnp.max(jnp.where(jnp.isfinite(exact) & (size >= infinite), size, 0))
-        return largest, jnp.sum((size > 0) & (size <= zero))
+        overflowing = jnp.where(jnp.isfinite(exact) & (size >= infinite), size, 0)
+        flushed = ((size > 0) & (size <= zero)).astype(jnp.int32)
+        # One reduction for both: of two, each would be read from a copy of the whole tensor that they share.
+        return jax.lax.reduce(
+            (overflowing, flushed),
+            (np.float32(0), np.int32(0)),
+            lambda one, other: (jnp.maximum(one[0], other[0]), one[1] + other[1]),
+            tuple(range(exact.ndim)),
+        )
 
     return jax.jit(look)
 

@@ -188,8 +188,9 @@ def _from_folder(files: ModelFiles) -> "PreTrainedTokenizerFast":
     named = inner.chat_template if isinstance(inner.chat_template, dict) else {"default": inner.chat_template}
     if wrong := next((one for one in named.values() if not isinstance(one, str | None)), None):
         raise UserError(
-            f"{files.folder}: the chat template is a {type(wrong).__name__}, not a text. Download the model's "
-            "tokenizer_config.json again, or name a Jinja file in model.chat_template."
+            f"{files.folder}: the chat template ({'chat_template.json' if older else 'tokenizer_config.json'}: "
+            f"chat_template) is a {type(wrong).__name__}, not a text. Download the model's files again, or name a "
+            "Jinja file in model.chat_template."
         )
     return inner
 
@@ -201,8 +202,8 @@ def _eos_ids(files: ModelFiles) -> list[int]:
         ids: list[Any] = [] if told is None else told if isinstance(told, list) else [told]
         if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids):
             raise UserError(
-                f"model: {files.source}: {name}: eos_token_id={told!r} is no token id, nor a list of them. Download or "
-                "save the model again."
+                f"model: {files.source}: {name}: eos_token_id={told!r} must be a token id, or a list of them. Download "
+                "or save the model again."
             )
         if ids:
             return ids

@@ -170,8 +170,7 @@ def _output_faults(work: Work, *, prepared: bool) -> Iterator[str]:
     faults = _faults_in(lambda: check_usable(work.run))
     yield from faults
     if not faults and is_output_folder(Path(output)):
-        yield from (lost := _faults_in(lambda: identity.refuse_lost_checkpoints(open_output(Path(output)))))
-        faults += lost
+        yield from _faults_in(lambda: identity.refuse_lost_checkpoints(open_output(Path(output))))
     if prepared and not faults and has_begun(Path(output)):
         work.output = open_output(Path(output))
         yield from _faults_in(lambda: identity.refuse_changes(work, identity.fingerprints(work)))
