@@ -335,9 +335,9 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_again_unasked(state, lo
 
 def test_a_disk_that_fills_is_told_once_with_the_folder_and_the_way_on(tmp_path):
     run = a_run(tmp_path)
-    with pytest.raises(RunFailure, match=rf"output: {tmp_path}/out: the disk is full .* same command again"):  # noqa: SIM117
-        with claimed(run):
-            raise OSError(28, "No space left on device")
+    said = rf"output: {tmp_path}/out: the disk is full .* same command again"
+    with pytest.raises(RunFailure, match=said), claimed(run):
+        raise OSError(28, "No space left on device")
 
 
 def test_check_tries_whether_the_output_can_be_written_and_leaves_nothing(tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ from podtune.data.prepared import open_prepared
 from podtune.hub.sources import resolve_model
 from podtune.hub.tokenizer import load_tokenizer
 from podtune.serve.prompts import chat_prompt
+from podtune.workflow.afterwards import export_run
+from podtune.workflow.output import open_output
 from podtune.workflow.run import run_workflow
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -70,6 +72,27 @@ def test_prompts_take_the_form_that_was_trained_and_begin_as_its_rows_do(form, t
     status, said, _ = asked(output.path, "--system", "Be brief")
     assert status == 2
     assert "plain text has no system message" in said
+
+
+def test_an_export_that_answers_again_asks_in_the_form_that_was_trained(tmp_path, monkeypatch):
+    data = {"train": str(write_jsonl(tmp_path / "rows.jsonl", SHAPES_OF_TEXT["text"])), "validation": "none"}
+    data |= {"max_length": 64, "packing": False, "workers": 0, "cache": str(tmp_path / "prepared")}
+    ask = {"samples": 0, "max_new_tokens": 4, "prompts": [SHAPES_OF_TEXT["text"][0]["text"][:9]]}
+    output = run_workflow(a_run(tmp_path, data=data, eval=ask, train={"steps": 1, "batch_tokens": 64}), a_console())
+    before = [line for line in output.samples.read_text().splitlines() if '"after"' not in line]
+    output.samples.write_text("\n".join(before) + "\n")
+    asked = []
+
+    def answers(generator, prompts, **_):
+        asked.extend(prompts)
+        return ["x"] * len(prompts)
+
+    monkeypatch.setattr("podtune.workflow.training.answer_all", answers)
+    export_run(open_output(output.path), a_console())
+    split = open_prepared(Path(output.record["data"]["folder"])).train
+    trained = [split.read(row).tokens.tolist() for row in range(split.rows)]
+    (one,) = asked
+    assert any(row[: len(one.ids)] == list(one.ids) for row in trained)
 
 
 def test_prompts_of_a_run_on_chats_and_texts_are_chats(tmp_path):

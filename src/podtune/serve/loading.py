@@ -37,7 +37,7 @@ class Loaded:
     files: ModelFiles
     about: str
     mesh: Mesh
-    form: str | None = None
+    form: Form | None = None
 
 
 def load_for_serving(
@@ -51,16 +51,16 @@ def load_for_serving(
     folder = Path(source).expanduser()
     if (folder / "run.json").is_file():
         loaded = _from_output(folder, mesh=mesh, cache=cache, say=say)
-        return dataclasses.replace(loaded, form=_recorded_form(folder))
+        return dataclasses.replace(loaded, form=recorded_form(folder))
     if (folder / CONFIG_FILE).is_file():
         loaded = _from_adapter(folder, mesh=mesh, cache=cache, say=say)
     else:
         loaded = _from_model(source, mesh=mesh, cache=cache, say=say)
     exported = folder.name in ("model", "adapter")  # of the run whose folder it lies in
-    return dataclasses.replace(loaded, form=_recorded_form(folder.parent) if exported else None)
+    return dataclasses.replace(loaded, form=recorded_form(folder.parent) if exported else None)
 
 
-def _recorded_form(output: Path) -> str | None:
+def recorded_form(output: Path) -> Form | None:
     """What the run of this folder was trained on; None where its record does not tell, which keeps no model from being
     talked to."""
     try:

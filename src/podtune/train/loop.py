@@ -194,8 +194,7 @@ class _Training:
                 if behind is not None:
                     values = self._fetch(behind, feed)
                     if self._must_roll_back(behind.step, values):
-                        discard(state)  # there may be no room for two
-                        state, step = self._roll_back(behind.step)
+                        state, step = self._roll_back(state, behind.step)
                         feed.close()
                         feed, behind = self._feed(step), None
                         continue
@@ -264,10 +263,11 @@ class _Training:
         action = self.standing.bad.decide(step, int(values["outcome"]), bad_in_a_row=bad_in_a_row, rows=rows)
         return action == "rollback"
 
-    def _roll_back(self, bad_step: int) -> tuple[TrainState, int]:
+    def _roll_back(self, state: TrainState, bad_step: int) -> tuple[TrainState, int]:
         """To the newest checkpoint before the bad step. What was learnt and evaluated since is forgotten."""
         self.checkpoints.wait()
         found = self.checkpoints.latest_before(bad_step)
+        discard(state)  # there may be no room for two
         state = self.checkpoints.restore(found, self.program.restorable)
         self.standing.go_back(self.checkpoints.notes(found))
         self.checkpoints.delete_after(found)

@@ -28,6 +28,8 @@ def export_run(
 ) -> None:
     """Exports the run's checkpoint once more, checks it, and writes report and model card anew. overrides: other
     settings of the export than the run file had."""
+    from podtune.serve.loading import recorded_form
+
     run = _with_dtype(output.load_run(overrides), dtype)
     run = run.model_copy(update={"output": run.output.model_copy(update={"path": str(output.path)})})
     with claimed(run) as output:
@@ -37,6 +39,7 @@ def export_run(
         work.warnings += output.record.get("warnings", [])
         beginning.open_model(work)
         open_data(work)
+        work.form = recorded_form(output.path)
         check_validation(run, work.prepared.validation)
         beginning.choose_devices(work)
         training.say_again(work, load_trained(work))
