@@ -121,20 +121,19 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path, monkeypatch):
         a_rehearsal(tmp_path, model, weights)
 
 
-def test_a_generation_config_that_transformers_refuses_is_found(tmp_path):
-    model, weights = adapted_model("llama", SETTINGS)
+def test_a_generation_config_that_transformers_refuses_is_found():
+    model, _ = adapted_model("llama", SETTINGS)
+    wrong = {"num_beams": 1, "num_return_sequences": 4}
     with pytest.raises(UserError, match="would not load in transformers"):
-        a_rehearsal(tmp_path, model, weights, generation_config={"num_beams": 1, "num_return_sequences": 4})
+        rehearse_small_files(model, tiny_tokenizer(), dtype="float32", generation_config=wrong)
 
 
-def test_a_tokenizer_larger_than_the_embedding_is_found(tmp_path):
-    model, weights = adapted_model("llama", SETTINGS)
+def test_a_tokenizer_larger_than_the_embedding_is_found():
+    model, _ = adapted_model("llama", SETTINGS)
     tokenizer = tiny_tokenizer()
     tokenizer.inner.add_tokens([f"<extra{number}>" for number in range(40)])
     said = r"tokenizer\.json has \d+ ids, the embedding .* 112 rows.*Give the model the tokenizer"
     with pytest.raises(UserError, match=said):
-        a_rehearsal(tmp_path, model, weights, tokenizer)
-    with pytest.raises(UserError, match=said):  # and before there are any weights
         rehearse_small_files(model, tokenizer, dtype="float32", generation_config={})
 
 

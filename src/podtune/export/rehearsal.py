@@ -65,7 +65,8 @@ def rehearse(
     base: str,
     checkpoint_bytes: int,
 ) -> Rehearsed:
-    """Writes and reads back a small export in `folder`, and removes it again.
+    """Writes and reads back a small export in `folder`, and removes it again. Whether configuration and tokenizer will
+    do is known before, from `rehearse_small_files`.
 
     checkpoint_bytes: what training will write besides. Raises UserError when the export could not be written there or
     would not load, naming why and the way out.
@@ -89,7 +90,6 @@ def rehearse(
         with _scratch(folder) as scratch:
             write_tensors(scratch / "model", model, few, tokenizer, dtype=dtype, generation_config=generation_config)
             _check_tensors(scratch / "model", few)
-            _refuse_given(_small_file_faults(scratch / "model", model, tokenizer))
             if adapter is not None:
                 write_adapter(scratch / "adapter", model, weights, adapter, None, base=base)
                 _check_adapter(scratch / "adapter", model, weights)
@@ -122,10 +122,7 @@ def rehearse_small_files(
     will be written and as transformers reads them. Raises UserError for what was given and would not do."""
     with tempfile.TemporaryDirectory(prefix="podtune-") as folder:
         write_small_files(Path(folder), model, tokenizer, dtype=dtype, generation_config=generation_config)
-        _refuse_given(_small_file_faults(Path(folder), model, tokenizer))
-
-
-def _refuse_given(faults: list[str]) -> None:
+        faults = _small_file_faults(Path(folder), model, tokenizer)
     if faults:
         raise UserError(f"model: its export would not be right: {'; '.join(faults)}.")
 

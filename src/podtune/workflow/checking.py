@@ -146,13 +146,12 @@ def _row_faults(work: Work) -> Iterator[str]:
     from podtune.train.job import check_validation
     from podtune.workflow import training
     from podtune.workflow.beginning import prepare_data
-    from podtune.workflow.training import warn_of_short_batch
 
     if faults := _faults_in(lambda: prepare_data(work)):
         yield from faults
         return
     yield from _faults_in(lambda: check_validation(work.run, work.prepared.validation))
-    warn_of_short_batch(work)
+    training.warn_of_short_batch(work)
     output = work.run.output.path
     if is_address(output) or not has_begun(Path(output)):  # a run that is gone on with keeps its batches
         yield from _faults_in(lambda: training.plan_steps(work, stated_mesh(work.run.mesh)))
