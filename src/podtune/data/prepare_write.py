@@ -14,7 +14,7 @@ from podtune.data.prepared import encode_row, shard_name
 from podtune.data.record_index import index_path, read_index
 from podtune.data.records import RecordWriter
 
-_SHARD_TOKENS = 2 << 20  # about 10 MB of TFRecord: small enough for all processes to have some to write
+_SHARD_TOKENS = 1 << 20  # about 5 MB of TFRecord: small enough that no process waits long for the last of another
 _MOST_SHARDS = 256  # each is an open file while training
 
 
