@@ -11,17 +11,16 @@ import importlib
 import io
 import logging
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
 from podtune import __version__
 from podtune.cli.arguments import HintingCommand
+from podtune.cli.signals import Terminated, heed_signals
 from podtune.config.errors import ConfigError, Interrupted, PodtuneError
 
 OUTSIDE_FAULTS = {
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     show_warnings()
     if arguments is None:
         leave_torch_out()
-        signal.signal(signal.SIGTERM, end_as_by_ctrl_c)
+        heed_signals()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks must not end the command
             stream.reconfigure(errors="backslashreplace")
@@ -73,15 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, Terminated):  # before the command itself has begun, or behind it
         fail("interrupted", 130, label="")
     sys.exit(0)
-
-
-class Terminated(BaseException):
-    """SIGTERM, outside training (which saves first). No KeyboardInterrupt, for `podtune chat` asks again after one."""
-
-
-def end_as_by_ctrl_c(number: int, frame: FrameType | None) -> NoReturn:
-    """Takes SIGTERM: what is being written is cleared away and workers are ended, as on the way out of any error."""
-    raise Terminated
 
 
 class WarningLines(logging.Handler):
